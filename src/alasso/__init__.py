@@ -1,0 +1,25 @@
+"""Continual learning by asymmetric loss approximation, for any PyTorch model under any optimizer."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alasso.errors import AlassoError
+    from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
+
+__version__ = "0.1.0"
+__all__ = ["ALASSO", "EWC", "MAS", "SI", "AlassoError", "OnlineEWC", "__version__"]
+
+_HOME = dict.fromkeys(__all__, "alasso.regularizers") | {"AlassoError": "alasso.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded at first use: the command line answers --help without waiting for torch.
+    if name in _HOME and name != "__version__":
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
+        return value
+    raise AttributeError(f"module 'alasso' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""``python -m alasso`` is ``alasso``."""
+
+from alasso.cli import main
+
+main()

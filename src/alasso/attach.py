@@ -1,0 +1,191 @@
+"""Hooks on any torch optimizer. The only file that knows of closures, loss scaling and missing gradients.
+
+A step with an attached regularizer:
+
+    before   p.grad ← task gradient + ∂penalty/∂θ, in a tensor of its own; θ is remembered
+    step     the optimizer does what it always does
+    after    ω −= task gradient · (θ − θ before);  p.grad ← the task's gradient again
+
+So ω sees the gradient of the task's loss alone and the move that was really made, and code that looks at ``p.grad``
+between steps, or goes on accumulating into it, finds what it would find without the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from alasso.errors import AlassoError
+from alasso.methods.surrogate import two_sided_spring_grad
+from alasso.sharding import local
+
+if TYPE_CHECKING:
+    from alasso.shell import Regularizer
+
+
+class OpenStep(NamedTuple):
+    """One parameter between the two hooks."""
+
+    name: str
+    parameter: nn.Parameter
+    task_grad: Tensor
+    total_grad: Tensor
+    theta_before: Tensor | None
+    to_objective: float | Tensor | None  # factor from the task's loss to what the optimizer sees; None is 1
+
+
+def base_optimizer(optimizer: Any) -> Optimizer:
+    """The torch optimizer whose step() is really called, inside any wrapper; refuses those that cannot be observed."""
+    # accelerate's wrapper is an Optimizer that never ran Optimizer.__init__ and so has no hook tables of its own.
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise AlassoError(f"attach() needs a torch optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, LBFGS):
+        raise AlassoError(
+            "LBFGS evaluates the loss several times within one step, so no single gradient belongs to its move; "
+            "use a first-order optimizer such as SGD or Adam"
+        )
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise AlassoError(
+            f"{type(optimizer).__name__} never called Optimizer.__init__ and cannot carry hooks; "
+            "attach to the optimizer it wraps"
+        )
+    return optimizer
+
+
+class Attachment:
+    """The two hooks of one regularizer on one optimizer."""
+
+    def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
+        self.regularizer = regularizer
+        self.optimizer = optimizer
+        self._open: list[OpenStep] = []
+        self._foreign: set[int] = set()
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        self._give_back_gradients()
+        for handle in self._handles:
+            handle.remove()
+
+    # -- hooks -----------------------------------------------------------------------------------------------
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._give_back_gradients()  # a step that raised left them exchanged
+        args = args[1:] if args and args[0] is optimizer else args
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is None:
+            self._open_step()
+            return None
+        if getattr(closure, "attachment", None) is self:
+            return None  # the step() of a subclass has called its parent's, which runs the hooks again
+        # With a closure, backward runs inside step(): the gradients are there only after it.
+        wrapped = self._wrap(closure)
+        if args:
+            return (optimizer, wrapped, *args[1:]), kwargs
+        return (optimizer,), {**kwargs, "closure": wrapped}
+
+    def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def closure_then_penalty() -> Any:
+            if self._open:
+                raise AlassoError(
+                    f"{type(self.optimizer).__name__} called its closure twice in one step, so no single gradient "
+                    "belongs to its move; use an optimizer that evaluates the loss once a step"
+                )
+            loss = closure()
+            with torch.no_grad():
+                self._open_step()
+            return loss
+
+        closure_then_penalty.attachment = self  # type: ignore[attr-defined]
+        return closure_then_penalty
+
+    @torch.no_grad()
+    def _open_step(self) -> None:
+        regularizer = self.regularizer
+        if regularizer.tasks == 0 and regularizer.steps == 0:
+            regularizer.reanchor()
+        # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
+        scale = getattr(self.optimizer, "grad_scale", None)
+        for group in self.optimizer.param_groups:
+            # What the optimizer ascends is minus the task's loss.
+            to_objective = -1.0 if group.get("maximize") else None
+            if scale is not None:
+                to_objective = scale if to_objective is None else to_objective * scale
+            for parameter in group["params"]:
+                if parameter.grad is not None and (name := self._name(parameter)) is not None:
+                    self._open_parameter(name, parameter, to_objective)
+
+    def _open_parameter(self, name: str, parameter: nn.Parameter, to_objective: float | Tensor | None) -> None:
+        task_grad = parameter.grad
+        assert task_grad is not None
+        if task_grad.is_sparse:
+            raise AlassoError(f"{name} has a sparse gradient, which has no place for a penalty; use sparse=False")
+        regularizer = self.regularizer
+        state = regularizer.state_of(name, parameter)
+        theta = local(parameter)
+        total_grad = task_grad
+        # In the first task there is nothing to add, but fused optimizers unscale the gradient they are given in place.
+        if regularizer.tasks > 0 or to_objective is not None:
+            total_grad = parameter.grad = self._scratch("total gradient", parameter, task_grad)
+        if regularizer.tasks > 0:
+            penalty_grad = two_sided_spring_grad(theta - state.anchor, *regularizer.stiffness_of(name, state))
+            local(total_grad).add_(penalty_grad if to_objective is None else penalty_grad * to_objective)
+        before = self._scratch("before", parameter, theta) if regularizer.surrogate.observes_path else None
+        self._open.append(OpenStep(name, parameter, task_grad, total_grad, before, to_objective))
+
+    def _scratch(self, purpose: str, parameter: nn.Parameter, content: Tensor) -> Tensor:
+        """A copy of ``content`` in a buffer that is used again at every step: fresh memory is slow memory."""
+        key = (purpose, id(parameter), content.shape, content.stride(), content.dtype, content.device)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty_like(content)
+        return self._buffers[key].copy_(content)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found_inf = getattr(optimizer, "found_inf", None)
+        for step in self._open:
+            if step.theta_before is not None:
+                self._observe(step, step.theta_before, found_inf)
+        if self._open:
+            self.regularizer.steps += 1
+        self._give_back_gradients()
+
+    def _observe(self, step: OpenStep, theta_before: Tensor, found_inf: Tensor | None) -> None:
+        state = self.regularizer.state_of(step.name, step.parameter)
+        dtype = state.anchor.dtype
+        g = local(step.task_grad).to(dtype)
+        if step.to_objective is not None:
+            g = g / step.to_objective
+        if found_inf is not None:
+            # The scaler skipped this step: the weights stand still, but 0 · inf would poison ω.
+            g = torch.where(found_inf.to(torch.bool), 0.0, g)
+        self.regularizer.surrogate.observe(state, g, theta_before.to(dtype), local(step.parameter).to(dtype))
+
+    # -- bookkeeping -----------------------------------------------------------------------------------------
+
+    def _give_back_gradients(self) -> None:
+        for step in self._open:
+            if step.parameter.grad is step.total_grad:
+                step.parameter.grad = step.task_grad
+        self._open.clear()
+
+    def _name(self, parameter: nn.Parameter) -> str | None:
+        name = self.regularizer.name_of(parameter)
+        if name is None and id(parameter) not in self._foreign:
+            self.regularizer.refresh()  # a parameter group added, or a head replaced, since attach()
+            name = self.regularizer.name_of(parameter)
+            if name is None:
+                self._foreign.add(id(parameter))
+        return name

@@ -1,0 +1,41 @@
+"""Writing files so that they are whole or not there at all, and saying plainly when the disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alasso.errors import AlassoError
+
+
+@contextmanager
+def disk_errors_as_advice(folder: Path) -> Iterator[None]:
+    """One sentence in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "the disk is full; free some space, or choose another folder with --out"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = "no permission to write there; choose another folder with --out"
+        else:
+            advice = f"{error.strerror or error}; choose another folder with --out"
+        raise AlassoError(f"cannot write to {folder}: {advice}") from error
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write beside ``path``, then put it in place at once. What was there stays until then."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with disk_errors_as_advice(path.parent):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""What there is: benchmarks with the paper's settings, methods with theirs. Plain data; imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark by name: the data sets it needs, the fields of a run it presets, and settings per method."""
+
+    title: str
+    data: tuple[str, ...]
+    preset: dict[str, Any]
+    settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method by name: its settings with their defaults, and the allowed words of those that are words."""
+
+    title: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    search: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # values that `alasso search` tries
+
+
+def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
+    """Settings per method that ``alasso search`` chose for a benchmark, from the file it wrote."""
+    file = Path(__file__).with_name("searched") / f"{benchmark}.json"
+    if not file.exists():
+        return {}
+    chosen: Mapping[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["chosen"]
+    return chosen
+
+
+# Conv nets need less damping: SI's authors used ξ = 1e-3 on CIFAR, and so does ALASSO here.
+_SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}}
+
+_PERMUTED_MNIST = {
+    "tasks": 30,
+    "epochs": 20,
+    "batch_size": 256,
+    "learning_rate": 1e-3,
+    "model": "mlp",
+    "hidden": 2000,
+}
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "permuted-digits": Benchmark(
+        "scikit-learn's 8 × 8 digits, pixels permuted; nothing to download",
+        ("digits",),
+        {"tasks": 10, "epochs": 12, "batch_size": 64, "learning_rate": 1e-3, "model": "mlp", "hidden": 256},
+        searched("permuted-digits"),
+    ),
+    "permuted-mnist": Benchmark(
+        "MNIST, pixels permuted: the paper's main benchmark",
+        ("mnist",),
+        _PERMUTED_MNIST,
+        searched("permuted-mnist"),
+    ),
+    "permuted-fashion-mnist": Benchmark("Fashion-MNIST, pixels permuted", ("fashion-mnist",), _PERMUTED_MNIST),
+    "split-cifar": Benchmark(
+        "3 tasks of 3 CIFAR-10 classes, then 27 of 3 CIFAR-100 classes",
+        ("cifar10", "cifar100"),
+        {
+            "tasks": 30,
+            "epochs": 60,
+            "batch_size": 256,
+            "learning_rate": 1e-3,
+            "model": "cifar-cnn",
+            "classes_per_task": 3,
+        },
+        _SMALL_XI,
+    ),
+    "split-tiny-imagenet": Benchmark(
+        "30 tasks of 6 Tiny ImageNet classes, 224 × 224",
+        ("tiny-imagenet",),
+        {
+            "tasks": 30,
+            "epochs": 60,
+            "batch_size": 128,
+            "learning_rate": 1e-3,
+            "model": "tiny-imagenet-cnn",
+            "classes_per_task": 6,
+            "image_size": 224,
+        },
+        _SMALL_XI,
+    ),
+    "split-folder": Benchmark(
+        "your own images, a folder a class: alasso run split-folder PATH",
+        (),
+        {
+            "tasks": None,  # as many as the classes give
+            "epochs": 20,
+            "batch_size": 64,
+            "learning_rate": 1e-3,
+            "model": "cifar-cnn",
+            "classes_per_task": 2,
+            "image_size": 32,
+        },
+        _SMALL_XI,
+    ),
+}
+
+OWN = "own-stream"
+OWN_STREAM = Benchmark(
+    "tasks given from Python",
+    (),
+    {"tasks": None, "epochs": 20, "batch_size": 64, "learning_rate": 1e-3, "model": "mlp", "hidden": 256},
+)
+
+_ALASSO = {
+    "a": 1.8,
+    "c": 1.0,
+    "a_prime": 1.0,
+    "c_prime": 1.0,
+    "epsilon": 1e-6,
+    "epsilon_prime": 0.0,
+    "xi": 0.1,
+    "monotone": True,
+    "omega_rule": "accurate",
+    "unmoved": "moved_right",
+}
+_LAM = {"lam": (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)}
+_LABELS: dict[str, tuple[str, ...]] = {"labels": ("true", "sampled", "expected")}
+
+METHODS: dict[str, Method] = {
+    "sgd": Method("no protection: plain training, one task after another"),
+    "ewc": Method(
+        "elastic weight consolidation, exact sum over tasks", {"lam": 100.0, "labels": "true"}, _LABELS, _LAM
+    ),
+    "online-ewc": Method(
+        "online EWC, one decaying quadratic", {"lam": 100.0, "gamma": 1.0, "labels": "true"}, _LABELS, _LAM
+    ),
+    "si": Method(
+        "synaptic intelligence",
+        {"c": 0.1, "xi": 0.1},
+        search={"c": (0.03, 0.1, 0.3, 1.0, 3.0), "xi": (0.001, 0.01, 0.1)},
+    ),
+    "mas": Method("memory aware synapses", {"lam": 1.0}, search={"lam": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}),
+    "alasso": Method(
+        "asymmetric loss approximation with single-side overestimation",
+        _ALASSO,
+        {"omega_rule": ("accurate", "si"), "unmoved": ("unobserved", "moved_right")},
+        {"a": (1.5, 1.8, 3.0), "c": (0.3, 1.0, 3.0), "xi": (0.001, 0.01, 0.1)},
+    ),
+}

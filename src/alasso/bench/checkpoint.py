@@ -1,0 +1,77 @@
+"""Checkpoints: everything a run needs to go on as if nothing had happened, in one file that is whole or not there."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alasso.bench.atomic import write_whole
+from alasso.bench.config import RunConfig
+from alasso.errors import AlassoError
+
+VERSION = 1
+
+
+@dataclass
+class Position:
+    """Where a run stands and what it has found so far; ``step`` counts within the epoch."""
+
+    task: int = 0
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0  # over the steps of the running epoch
+    seconds: float = 0.0
+    accuracy: list[list[float]] | None = None
+    ahead: list[float] | None = None
+    untrained: list[float] | None = None
+
+
+def save(
+    path: Path, config: RunConfig, position: Position, learner_state: dict[str, Any], device: torch.device
+) -> None:
+    content = {
+        "version": VERSION,
+        "config": config.to_json(),
+        "position": asdict(position),
+        "learner": learner_state,
+        "random": random_state(device),
+    }
+    # Into memory first: a full disk then shows as an OSError and not from within torch's writer.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_whole(path, buffer.getbuffer())
+
+
+def load(path: Path, config: RunConfig, device: torch.device) -> tuple[Position, dict[str, Any]]:
+    """Position and learner state; also sets torch's random state. No code in the file is ever run."""
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+        version, saved_config = content["version"], content["config"]
+    except Exception as error:  # torch.load raises what the unzipper or the unpickler happens to raise
+        raise AlassoError(f"{path} is not a checkpoint of alasso; delete it, or start over with --restart") from error
+    if version != VERSION:
+        raise AlassoError(f"{path} has version {version}, this library reads {VERSION}; start over with --restart")
+    if saved_config != config.to_json():
+        differing = sorted(k for k in config.to_json() if saved_config.get(k) != config.to_json()[k])
+        raise AlassoError(
+            f"{path} is a checkpoint of another run: {', '.join(differing)} differ; start over with --restart"
+        )
+    restore_random_state(content["random"], device)
+    return Position(**content["position"]), content["learner"]
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -1,0 +1,196 @@
+"""What a run is: a frozen description, checked when it is made, with the paper's settings as presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alasso.bench.catalog import BENCHMARKS, METHODS, OWN, OWN_STREAM
+from alasso.errors import AlassoError
+
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run of one method on one benchmark. Make it with :meth:`for_benchmark`, which fills in the paper's values.
+
+    ``settings`` are the method's own (a, c, xi, …), all of them, defaults included.
+    """
+
+    benchmark: str
+    method: str
+    tasks: int | None  # None: as many as there are
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    model: str
+    seed: int = 0
+    optimizer: str = "adam"
+    reset_optimizer: bool = False  # forget the optimizer's moments between tasks
+    hidden: int | None = None  # units a hidden layer, of the mlp
+    permute_first: bool = False  # permuted streams: the first task too
+    image_size: int | None = None  # images are brought to this many pixels a side
+    classes_per_task: int | None = None  # split streams
+    path: str | None = None  # split-folder: where the images are
+    validation: bool = False  # measured on examples held out of training; the test examples are not touched
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def for_benchmark(benchmark: str, method: str, **changes: Any) -> RunConfig:
+        """The benchmark's preset with ``changes``: fields of this class by name, or settings of the method.
+
+        >>> RunConfig.for_benchmark("permuted-mnist", "alasso", tasks=10, a=3.0).settings["a"]
+        3.0
+        """
+        known_benchmark = OWN_STREAM if benchmark == OWN else known(benchmark, BENCHMARKS, "benchmark")
+        known_method = known(method, METHODS, "method")
+        own = dict(known_method.settings) | dict(known_benchmark.settings.get(method, {}))
+        values = dict(known_benchmark.preset)
+        for name, value in changes.items():
+            if value is None:
+                continue
+            if name in own:
+                own[name] = value
+            elif name in FIELDS:
+                values[name] = value
+            else:
+                allowed = [*own, *(f for f in FIELDS if f not in ("benchmark", "method", "settings"))]
+                raise AlassoError(f"{method} has no setting {name!r}{nearest(name, allowed)}")
+        return RunConfig(benchmark=benchmark, method=method, settings=own, **values).checked()
+
+    @staticmethod
+    def own(method: str, **changes: Any) -> RunConfig:
+        """A run on a stream of one's own; ``changes`` as in :meth:`for_benchmark`."""
+        return RunConfig.for_benchmark(OWN, method, **changes)
+
+    def checked(self) -> RunConfig:
+        """This config with every value of the type its field has; refuses values out of range, by name."""
+        values = {name: typed(name, getattr(self, name), annotation) for name, annotation in FIELDS.items()}
+        method = known(self.method, METHODS, "method")
+        known(self.benchmark, {**BENCHMARKS, OWN: OWN_STREAM}, "benchmark")
+        settings = {}
+        for name, value in self.settings.items():
+            if name not in method.settings:
+                raise AlassoError(f"{self.method} has no setting {name!r}{nearest(name, method.settings)}")
+            settings[name] = typed_like(name, value, method.settings[name], method.choices.get(name))
+        values["settings"] = dict(sorted(settings.items()))
+        for name in ("tasks", "epochs", "batch_size", "hidden", "image_size", "classes_per_task"):
+            if values[name] is not None and values[name] < 1:
+                raise AlassoError(f"{name} must be 1 or more, not {values[name]}")
+        if values["seed"] < 0:
+            raise AlassoError(f"seed must be 0 or more, not {values['seed']}")
+        if not 0 < values["learning_rate"] < float("inf"):
+            raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
+        if values["optimizer"] not in OPTIMIZERS:
+            raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
+        if self.benchmark == "split-folder" and not self.path:
+            raise AlassoError("split-folder needs the folder of images: alasso run split-folder PATH")
+        return RunConfig(**values)
+
+    @staticmethod
+    def field_names() -> tuple[str, ...]:
+        return tuple(FIELDS)
+
+    @property
+    def hash(self) -> str:
+        """Ten hex digits that differ when anything but the seed differs."""
+        content = {name: value for name, value in self.to_json().items() if name != "seed"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def name(self) -> str:
+        return f"{self.benchmark}_{self.method}_{self.hash}_s{self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> RunConfig:
+        unknown = set(raw) - set(FIELDS)
+        if unknown:
+            raise AlassoError(f"config has unknown fields: {', '.join(sorted(unknown))}")
+        return RunConfig(**raw).checked()
+
+
+FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
+
+
+def from_toml(path: Path) -> dict[str, Any]:
+    """Fields of a run from a TOML file: names as in :class:`RunConfig`, settings in a table ``[settings]``."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AlassoError(f"{path} is not valid TOML: {error}") from error
+    settings = raw.pop("settings", {})
+    if not isinstance(settings, dict):
+        raise AlassoError(f"{path}: settings must be a table")
+    unknown = sorted(set(raw) - set(FIELDS))
+    if unknown:
+        raise AlassoError(f"{path}: no such field: {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
+    return {**raw, **settings}
+
+
+# -- checking values ----------------------------------------------------------------------------------------------
+
+
+def known(name: str, allowed: Mapping[str, Any], kind: str) -> Any:
+    if name not in allowed:
+        raise AlassoError(f"there is no {kind} {name!r}{nearest(name, allowed)}")
+    return allowed[name]
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """End of an error message: the name that was probably meant, and all there are."""
+    allowed = list(allowed)
+    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    meant = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{meant} There are: {', '.join(allowed)}" if allowed else f"{meant} it takes none"
+
+
+def typed(name: str, value: Any, annotation: str) -> Any:
+    """``value`` as the field's type; text, from a command line, is read."""
+    kinds = [part.strip() for part in annotation.split("|")]
+    if value is None and "None" in kinds:
+        return None
+    examples: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False, "str": ""}
+    return typed_like(name, value, examples[kinds[0]]) if kinds[0] in examples else value
+
+
+def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | None = None) -> Any:
+    """``value`` as the type of ``example``."""
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[type(example)]
+    if choices is not None and value not in choices:
+        raise AlassoError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    if isinstance(example, bool):
+        spoken = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in spoken:
+            return spoken[value.lower()]
+    elif isinstance(example, str):
+        if isinstance(value, str):
+            return value
+    elif isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if isinstance(example, float):
+                return number
+            if number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    raise AlassoError(f"{name} must be {wanted}, not {value!r}")

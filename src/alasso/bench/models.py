@@ -1,0 +1,118 @@
+"""The three networks of the paper's supplement, layer by layer, and the door to networks of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from alasso.errors import AlassoError
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, *, hidden: int = 2000, dropout: bool = False) -> nn.Module:
+    """Permuted MNIST: two hidden layers of 2000 ReLU units. With dropout: 0.2 of the inputs, 0.5 of the units."""
+    inputs = int(torch.Size(input_shape).numel())
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n, m in ((inputs, hidden), (hidden, hidden)):
+        layers += [nn.Dropout(0.2 if n == inputs else 0.5)] if dropout else []
+        layers += [nn.Linear(n, m), nn.ReLU()]
+    layers += [nn.Dropout(0.5)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear(hidden, classes))
+
+
+def cifar_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Split CIFAR-10/100: four small convolutions, two dense layers."""
+    channels, height, width = _image_shape(input_shape, least=4)
+    return nn.Sequential(
+        *_conv(channels, 4),
+        *_conv(4, 4),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        *_conv(4, 8),
+        *_conv(8, 8),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(8 * (height // 4) * (width // 4), 64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, classes),
+    )
+
+
+def tiny_imagenet_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Split Tiny ImageNet at 224 × 224: five convolutions, each with pooling and dropout, two dense layers."""
+    channels, height, width = _image_shape(input_shape, least=32)
+    layers: list[nn.Module] = []
+    for n, m in ((channels, 32), (32, 32), (32, 64), (64, 64), (64, 64)):
+        layers += [*_conv(n, m), nn.MaxPool2d(2), nn.Dropout(0.25)]
+    flat = 64 * (height // 32) * (width // 32)
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(flat, 2048), nn.ReLU(), nn.Dropout(0.5), nn.Linear(2048, classes)
+    )
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cifar-cnn": cifar_cnn,
+    "tiny-imagenet-cnn": tiny_imagenet_cnn,
+}
+
+
+def build(
+    name: str, input_shape: tuple[int, ...], classes: int, *, hidden: int | None = None, dropout: bool = False
+) -> nn.Module:
+    """A network by name, or ``module:factory``, called with (input_shape, classes). Weights from torch's global seed.
+
+    The paper's networks start as its authors' did: Glorot uniform, zero bias. A network of your own starts as it is.
+    """
+    if name in MODELS:
+        options = {"hidden": hidden or 2000, "dropout": dropout} if name == "mlp" else {}
+        return glorot(MODELS[name](input_shape, classes, **options))
+    return _own(name)(input_shape, classes)
+
+
+def glorot(model: nn.Module) -> nn.Module:
+    """Glorot-uniform weights and zero biases."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
+
+
+def _conv(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding="same"), nn.ReLU()]
+
+
+def _image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise AlassoError(
+            f"this network takes images of at least {least} × {least} pixels, not inputs of shape {input_shape}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+def _own(name: str) -> Factory:
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise AlassoError(f"model must be one of {', '.join(MODELS)} or module:factory, not {name!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:  # as `python -m` does: a factory in the folder one stands in
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise AlassoError(f"model {name!r}: module {module_name} cannot be imported ({error})") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise AlassoError(f"model {name!r}: {module_name} has no function {attribute}")
+    return factory  # type: ignore[no-any-return]

@@ -1,0 +1,165 @@
+"""Result files: one JSON a run, written once and whole, with all that is needed to run it again."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import alasso
+from alasso.bench import metrics
+from alasso.bench.atomic import write_whole
+from alasso.bench.config import RunConfig
+from alasso.errors import AlassoError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run found. ``accuracy[t][j]``: after training task t, on task j ≤ t, both counted from 0."""
+
+    config: RunConfig
+    environment: dict[str, Any]
+    data: dict[str, str]  # data set → edition
+    accuracy: list[list[float]]
+    ahead: list[float]  # ahead[t]: on task t+1 after training task t, not having seen it
+    untrained: list[float]  # on each task before any training
+    metrics: dict[str, float | None]
+    seconds: float
+    peak_memory: int  # bytes
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self), "config": self.config.to_json()}
+
+
+def write(result: Result, folder: Path) -> Path:
+    path = folder / f"{result.name}.json"
+    text = json.dumps(result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(path, (compact_rows(text) + "\n").encode())
+    return path
+
+
+def read(path: Path) -> Result:
+    """A result file, or one clear sentence why it is none."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise AlassoError(f"{path} is not a whole JSON file") from error
+    if not isinstance(raw, dict) or "schema" not in raw:
+        raise AlassoError(f"{path} is not a result of alasso")
+    if raw.pop("schema") != SCHEMA:
+        raise AlassoError(f"{path} has a schema this version does not know; it reads schema {SCHEMA}")
+    try:
+        result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
+        metrics.lower_triangle(result.accuracy)
+    except (TypeError, KeyError) as error:
+        raise AlassoError(f"{path} is not a result of alasso: {error}") from error
+    return result
+
+
+def read_all(folder: Path) -> Iterator[Result | AlassoError]:
+    """Every result below a folder; what cannot be read comes as the error that says why."""
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            yield read(path)
+        except AlassoError as error:
+            yield error
+
+
+def compact_rows(text: str) -> str:
+    """Rows of numbers on one line each: a hundred tasks stay readable in a diff."""
+    lines: list[str] = []
+    row: list[str] | None = None
+    for line in text.split("\n"):
+        bare = line.strip()
+        if row is not None:
+            row.append(bare)
+            if bare in ("]", "],"):
+                lines.append("".join(row).replace(",", ", ").rstrip())
+                row = None
+            elif not _is_number(bare.rstrip(",")):
+                lines += row  # no row of numbers after all
+                row = None
+        elif bare.endswith("["):
+            row = [line]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# -- where it ran -----------------------------------------------------------------------------------------------
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Machine, versions and commit."""
+    import numpy
+    import torch
+
+    cuda = device.startswith("cuda")
+    return {
+        "alasso": alasso.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str | None:
+    """The commit this package runs from, with a + if files differ from it; None for an installed package.
+
+    ``ALASSO_COMMIT`` stands in where the source is a copy without its history.
+    """
+    if given := os.environ.get("ALASSO_COMMIT"):
+        return given
+    source = Path(__file__).resolve().parent
+    try:
+        head = _git(source, "rev-parse", "HEAD")
+        changed = _git(source, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,219 @@
+"""Several runs: all combinations that were asked for, those already finished read back, one table at the end."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from alasso.bench import metrics, results
+from alasso.bench.catalog import METHODS
+from alasso.bench.config import RunConfig
+from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
+from alasso.bench.results import Result
+from alasso.errors import AlassoError
+
+__all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
+
+
+CAPTION = (
+    "A mean accuracy over tasks at the end; F forgetting; I intransigence (needs single-task among the methods); "
+    "std over tasks"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how runs are carried out; nothing here changes what they find."""
+
+    out: Path
+    data_dir: Path | None = None
+    device: str = "auto"
+    resume: bool = False
+    restart: bool = False
+    quiet: bool = False
+    logs: tuple[str, ...] = ()
+    checkpoint_every: float = 30.0
+
+
+def combinations(
+    benchmark: str, methods: Sequence[str], seeds: Sequence[int], fields: Mapping[str, Any], settings: Mapping[str, Any]
+) -> list[RunConfig]:
+    """One config for every method, value of a setting (a list of them) and seed.
+
+    A setting that some of the methods have and others have not is set where it is known; one that none has is refused.
+    """
+    somewhere = {name for m in methods if m in METHODS for name in METHODS[m].settings} | set(RunConfig.field_names())
+    for name in settings:
+        if name not in somewhere:
+            RunConfig.for_benchmark(benchmark, methods[0], **{name: settings[name][0]})  # raises, with the nearest name
+    configs = []
+    for method in methods:
+        own = {
+            name: values
+            for name, values in settings.items()
+            if method not in METHODS or name in METHODS[method].settings or name in RunConfig.field_names()
+        }
+        for values in itertools.product(*own.values()):
+            for seed in seeds:
+                changes = {**fields, **dict(zip(own, values, strict=True)), "seed": seed}
+                configs.append(RunConfig.for_benchmark(benchmark, method, **changes))
+    return list({config.name: config for config in configs}.values())
+
+
+def carry_out(
+    configs: Sequence[RunConfig],
+    options: Options,
+    console: Console,
+    reference: Callable[[RunConfig], Result | None] = lambda config: None,
+) -> list[Result]:
+    """Run what is not finished yet, in order, with one overall progress."""
+    check_folder(configs, options)
+    found: list[Result] = []
+    with ExitStack() as stack:
+        bars = None
+        if console.is_terminal and not options.quiet:
+            bars = Bars(console, len(configs))
+            stack.enter_context(bars.bars)
+        for number, config in enumerate(configs):
+            path = options.out / f"{config.name}.json"
+            if path.exists() and not options.restart:
+                found.append(results.read(path))
+                if not options.quiet:
+                    console.print(f"{label(config)}: already done, {path.name} (run again with --restart)", style="dim")
+                continue
+            if bars:
+                bars.start_run(label(config), number)
+            found.append(_carry_out_one(config, options, console, bars, reference(config)))
+    return found
+
+
+def _carry_out_one(
+    config: RunConfig, options: Options, console: Console, bars: Bars | None, reference: Result | None
+) -> Result:
+    from alasso.bench import train  # torch: only once there is something to run
+
+    with ExitStack() as stack:
+        observers: list[Observer] = [bars] if bars else []
+        if not bars and not options.quiet:
+            say = partial(console.print, highlight=False, soft_wrap=True)
+            observers.append(PlainLines(say, label(config)))
+        if "csv" in options.logs:
+            log = CsvLog(options.out / f"{config.name}.csv")
+            stack.callback(log.close)
+            observers.append(log)
+        if "tensorboard" in options.logs:
+            board = TensorBoardLog(options.out / "tensorboard" / config.name)
+            stack.callback(board.close)
+            observers.append(board)
+        return train.run(
+            config,
+            out=options.out,
+            data_dir=options.data_dir,
+            device=options.device,
+            resume=options.resume,
+            reference=reference,
+            observer=Several(observers) if observers else Quiet(),
+            checkpoint_every=options.checkpoint_every,
+        )
+
+
+def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
+    """Before anything is run: the folder takes files, and no unfinished run is thrown away unasked."""
+    from alasso.bench.atomic import write_whole
+
+    probe = options.out / ".alasso-can-write"
+    write_whole(probe, b"")
+    probe.unlink()
+    if options.resume or options.restart:
+        return
+    for config in configs:
+        if (options.out / f"{config.name}.checkpoint").exists():
+            raise AlassoError(
+                f"{label(config)} was begun and not finished; go on with --resume, or start over with --restart"
+            )
+
+
+# -- showing ----------------------------------------------------------------------------------------------------
+
+
+def label(config: RunConfig) -> str:
+    return f"{config.method}, seed {config.seed}"
+
+
+def table(found: Sequence[Result]) -> Table:
+    """One row for all seeds of a config: mean ± standard deviation over seeds."""
+    groups: dict[str, list[Result]] = {}
+    for result in found:
+        groups.setdefault(result.config.hash + result.config.method, []).append(result)
+    varying = _varying_settings([group[0].config for group in groups.values()])
+    first = found[0].config
+    shown = Table(
+        title=f"{first.benchmark}, {len(found[0].accuracy)} tasks, {first.epochs} epochs", title_justify="left"
+    )
+    shown.add_column("method")
+    for name in varying:
+        shown.add_column(name, justify="right")
+    for name in ("A", "F", "I", "first task", "std", "seconds", "seeds"):
+        shown.add_column(name, justify="right")
+    for group in groups.values():
+        with_reference = [with_intransigence(result, found) for result in group]
+        shown.add_row(
+            group[0].config.method,
+            *(str(_value(group[0].config, name)) for name in varying),
+            spread([r.metrics["A"] for r in group]),
+            spread([r.metrics["F"] for r in group]),
+            spread([r.metrics["I"] for r in with_reference]),
+            spread([r.accuracy[-1][0] for r in group]),
+            spread([r.metrics["std"] for r in group]),
+            spread([r.seconds for r in group], digits=1),
+            str(len(group)),
+        )
+    return shown
+
+
+def with_intransigence(result: Result, found: Sequence[Result]) -> Result:
+    """With I filled in, if a single-task run on the same stream is among those found."""
+    if result.metrics["I"] is not None:
+        return result
+    for other in found:
+        if other.config.method == "single-task" and same_stream(other.config, result.config):
+            measured = metrics.intransigence(result.accuracy, other.accuracy)
+            return replace(result, metrics={**result.metrics, "I": measured})
+    return result
+
+
+def same_stream(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two runs learned the same tasks with the same network and effort."""
+    ignored = {"method", "settings", "reset_optimizer"}
+    return all(v == other.to_json()[k] for k, v in one.to_json().items() if k not in ignored)
+
+
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = f"{statistics.fmean(known):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
+
+
+def _varying_settings(configs: Sequence[RunConfig]) -> list[str]:
+    """Settings and fields in which rows of one method differ."""
+    varying: list[str] = []
+    for method in {config.method for config in configs}:
+        of_method = [c for c in configs if c.method == method]
+        names = [*of_method[0].settings, *(n for n in RunConfig.field_names() if n not in ("settings", "seed"))]
+        varying += [n for n in names if n not in varying and len({repr(_value(c, n)) for c in of_method}) > 1]
+    return varying
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    return config.settings.get(name, getattr(config, name, "–"))

@@ -1,0 +1,253 @@
+"""Streams of tasks: what a benchmark shows a learner, one task after another.
+
+A task is a view: the images lie once on the training device, as bytes where they came as bytes, and a task says which
+rows of them, in which order of pixels, it is made of. Nothing is loaded by workers, and every permutation and class
+order is drawn from the seed when the stream is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alasso.bench.data import ImageSet
+from alasso.errors import AlassoError
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples. ``labels`` are columns of the network's head, ``rows`` picks the examples of a task."""
+
+    images: Tensor
+    labels: Tensor
+    rows: Tensor | None = None
+    pixels: Tensor | None = None  # permutation of the flattened image
+    scale: float = 1.0
+    size: int | None = None  # images are brought to size × size
+
+    def __len__(self) -> int:
+        return len(self.labels if self.rows is None else self.rows)
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs as floats and labels of the examples at ``index``."""
+        rows = index if self.rows is None else self.rows[index]
+        x = self.images[rows]
+        if self.pixels is not None:
+            x = x[:, self.pixels]
+        x = x.float()
+        if self.scale != 1.0:
+            x = x / self.scale
+        if self.size is not None and x.shape[-1] != self.size:
+            x = torch.nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True)
+        return x, self.labels[rows]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: what to learn from, what to be measured on, and which columns of the head it may answer with."""
+
+    name: str
+    train: Examples
+    test: Examples
+    head: slice
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All tasks of a benchmark in their order."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    input_shape: tuple[int, ...]
+    classes: int
+    editions: dict[str, str]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @staticmethod
+    def of(
+        tasks: Sequence[Pair], *, name: str = "own data", heads: str = "shared", device: torch.device | str = "cpu"
+    ) -> Stream:
+        """A stream of your own: a list of (train, test), each a torch Dataset or a pair of tensors (x, y).
+
+        ``heads="shared"``: all tasks answer with the same classes. ``heads="own"``: each task has columns of its own,
+        and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats.
+        """
+        return _own_stream(tasks, name, heads, torch.device(device))
+
+
+def permuted(
+    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str = "cpu"
+) -> Stream:
+    """Task t shows every image with its pixels in an order of its own; the first order is the identity by default."""
+    train, test = _placed(_flat(images.train_images), device), _placed(_flat(images.test_images), device)
+    y_train, y_test = _labels(images.train_labels, train.device), _labels(images.test_labels, test.device)
+    pixels = train.shape[1]
+    generator = np.random.default_rng([seed, 0])
+    tasks = []
+    for t in range(count):
+        order = np.arange(pixels) if t == 0 and not permute_first else generator.permutation(pixels)
+        at = torch.from_numpy(order).to(train.device)
+        tasks.append(
+            Task(
+                name=f"permutation {t + 1}",
+                train=Examples(train, y_train, pixels=at, scale=images.scale),
+                test=Examples(test, y_test, pixels=at, scale=images.scale),
+                head=slice(0, len(images.classes)),
+            )
+        )
+    return Stream(
+        f"permuted-{images.name}", tuple(tasks), (pixels,), len(images.classes), {images.name: images.edition}
+    )
+
+
+def split(
+    sources: Sequence[tuple[ImageSet, int]],
+    classes_per_task: int,
+    seed: int,
+    *,
+    name: str,
+    size: int | None = None,
+    all_classes: bool = False,
+    device: torch.device | str = "cpu",
+) -> Stream:
+    """From each source in turn, so many tasks of ``classes_per_task`` classes each; class order from the seed.
+
+    One head for all: task t answers with its own columns, in the order in which the classes come. ``all_classes``:
+    classes that are left over go to the first tasks, one more each, and none is dropped.
+    """
+    if classes_per_task < 2:
+        raise AlassoError(f"a task needs at least 2 classes to choose between, not {classes_per_task}")
+    tasks: list[Task] = []
+    for number, (images, count) in enumerate(sources):
+        needed = count * classes_per_task
+        if needed > len(images.classes):
+            raise AlassoError(
+                f"{count} tasks of {classes_per_task} classes need {needed} classes, {images.name} has "
+                f"{len(images.classes)}; ask for fewer tasks or classes"
+            )
+        order = np.random.default_rng([seed, 1, number]).permutation(len(images.classes))
+        groups = np.array_split(order if all_classes else order[:needed], count)
+        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, device)
+    first = tasks[0].train.images
+    shape = tuple(first.shape[1:]) if size is None else (first.shape[1], size, size)
+    editions = {images.name: images.edition for images, _ in sources}
+    return Stream(name, tuple(tasks), shape, tasks[-1].head.stop, editions)
+
+
+def with_validation(stream: Stream, seed: int, share: float = 1 / 6) -> Stream:
+    """The same stream with a share of each task's training examples in place of its test examples."""
+    tasks = []
+    for t, task in enumerate(stream.tasks):
+        rows = torch.arange(len(task.train)) if task.train.rows is None else task.train.rows.cpu()
+        order = torch.from_numpy(np.random.default_rng([seed, 2, t]).permutation(len(rows)))
+        held_out, kept = rows[order].tensor_split([max(1, round(share * len(rows)))])
+        on = task.train.images.device
+        tasks.append(
+            replace(
+                task,
+                train=replace(task.train, rows=kept.sort().values.to(on)),
+                test=replace(task.train, rows=held_out.sort().values.to(on)),
+            )
+        )
+    return replace(stream, tasks=tuple(tasks))
+
+
+def _class_tasks(
+    images: ImageSet,
+    groups: Sequence[np.ndarray[Any, Any]],
+    first_column: int,
+    size: int | None,
+    device: torch.device | str,
+) -> list[Task]:
+    train, test = (_placed(torch.from_numpy(x), device) for x in (images.train_images, images.test_images))
+    in_order = np.concatenate(groups)
+    column = np.full(len(images.classes), -1)
+    column[in_order] = np.arange(len(in_order)) + first_column
+    y_train, y_test = column[images.train_labels], column[images.test_labels]
+    tasks = []
+    for group in groups:
+        halves = []
+        for pixels, labels, known in ((train, images.train_labels, y_train), (test, images.test_labels, y_test)):
+            rows = torch.from_numpy(np.flatnonzero(np.isin(labels, group))).to(pixels.device)
+            halves.append(Examples(pixels, _labels(known, pixels.device), rows=rows, scale=images.scale, size=size))
+        names = ", ".join(images.classes[c] for c in group)
+        head = slice(first_column, first_column + len(group))
+        first_column = head.stop
+        tasks.append(Task(f"{images.name}: {names}", halves[0], halves[1], head))
+    return tasks
+
+
+# -- streams of one's own ---------------------------------------------------------------------------------------
+
+
+def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.device) -> Stream:
+    if heads not in ("shared", "own"):
+        raise AlassoError(f"heads must be shared or own, not {heads!r}")
+    if not pairs:
+        raise AlassoError("a stream needs at least one (train, test) pair")
+    halves = [tuple(_as_tensors(half, f"task {t + 1}") for half in pair) for t, pair in enumerate(pairs)]
+    if any(len(pair) != 2 for pair in halves):
+        raise AlassoError("each task of a stream is a pair (train, test)")
+    shapes = {tuple(x.shape[1:]) for pair in halves for x, _ in pair}
+    if len(shapes) > 1:
+        raise AlassoError(f"all tasks must have inputs of one shape, not {' and '.join(map(str, sorted(shapes)))}")
+    tasks, columns = [], 0
+    for t, pair in enumerate(halves):
+        lowest, highest = (int(f(torch.cat([y for _, y in pair]))) for f in (torch.min, torch.max))
+        if heads == "own":
+            head = slice(columns, columns + highest - lowest + 1)
+            columns, shift = head.stop, head.start - lowest
+        else:
+            head, shift = slice(0, 0), 0
+            columns = max(columns, highest + 1)
+        train, test = (Examples(_placed(x, device), _placed(y + shift, device)) for x, y in pair)
+        tasks.append(Task(f"task {t + 1}", train, test, head))
+    if heads == "shared":
+        tasks = [Task(task.name, task.train, task.test, slice(0, columns)) for task in tasks]
+    return Stream(name, tuple(tasks), shapes.pop(), columns, {})
+
+
+def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
+    """(x, y) of a torch Dataset, a TensorDataset or a pair of tensors or arrays."""
+    if isinstance(half, torch.utils.data.TensorDataset):
+        half = half.tensors
+    elif isinstance(half, torch.utils.data.Dataset):
+        items = [half[i] for i in range(len(half))]  # type: ignore[arg-type]
+        half = (torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items]))
+    try:
+        x, y = (torch.as_tensor(part) for part in half)
+    except (TypeError, ValueError) as error:
+        raise AlassoError(f"{where} is neither a torch Dataset nor a pair of tensors (x, y)") from error
+    if len(x) != len(y) or len(x) == 0:
+        raise AlassoError(f"{where} has {len(x)} inputs and {len(y)} labels; it needs as many of each, and some")
+    if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0:
+        raise AlassoError(f"{where}: labels must be class numbers 0, 1, …, one an example")
+    return x, y.long()
+
+
+# -- placing ----------------------------------------------------------------------------------------------------
+
+
+def _flat(images: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(images).flatten(1)
+
+
+def _labels(labels: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
+
+
+def _placed(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """On the device, unless it would take more than half of what is free there: then batches travel one by one."""
+    device = torch.device(device)
+    if device.type == "cuda" and tensor.nbytes > torch.cuda.mem_get_info(device)[0] // 2:
+        return tensor
+    return tensor.to(device)

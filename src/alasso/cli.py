@@ -1,0 +1,281 @@
+"""The command line. Heavy imports wait until a command needs them, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import alasso
+from alasso.errors import AlassoError
+
+app = typer.Typer(
+    help="Continual learning by asymmetric loss approximation: run, compare, reproduce.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+STOPPED = 130  # as shells report a program ended by Ctrl-C
+#: Options that take several values after one flag: --seed 0 1 2
+SEVERAL = ("--method", "--seed", "--set", "--log")
+
+OutFolder = Annotated[Path, typer.Option("--out", help="Folder for result files and checkpoints.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Data sets; all of them if none is named.")]
+
+
+@app.command()
+def run(
+    benchmark: Annotated[str, typer.Argument(help="See: alasso list")],
+    path: Annotated[Path | None, typer.Argument(help="split-folder: your images, a folder a class.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="One or several: --method sgd si alasso")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="One or several: --seed 0 1 2")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with fields of the run.")] = None,
+    model: Annotated[str | None, typer.Option(help="A network by name, or module:factory of your own.")] = None,
+    classes_per_task: Annotated[int | None, typer.Option(help="Split benchmarks: classes in a task.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")] = None,
+    permute_first: Annotated[bool, typer.Option("--permute-first", help="Permute the first task too.")] = False,
+    reference: Annotated[Path | None, typer.Option(help="Result of a single-task run, for intransigence (I).")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    out: OutFolder = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")] = False,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train methods on a benchmark and measure what they forget."""
+    from alasso.bench import results, runs
+    from alasso.bench.config import from_toml
+
+    fields = {
+        "tasks": tasks,
+        "epochs": epochs,
+        "model": model,
+        "classes_per_task": classes_per_task,
+        "image_size": image_size,
+        "permute_first": permute_first or None,
+        "path": str(path) if path else None,
+    }
+    from_file: dict[str, Any] = from_toml(config) if config else {}
+    for name in ("method", "seed"):
+        value = from_file.pop(name, None)
+        if value is not None and not {"method": method, "seed": seed}[name]:
+            values = value if isinstance(value, list) else [value]
+            method, seed = (values, seed) if name == "method" else (method, values)
+    from_file.pop("benchmark", None)
+    fields = from_file | {name: value for name, value in fields.items() if value is not None}
+    options = runs.Options(
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        resume=resume,
+        restart=restart,
+        quiet=quiet,
+        logs=checked_logs(log or []),
+        checkpoint_every=checkpoint_every,
+    )
+    configs = runs.combinations(benchmark, method or ["alasso"], seed or [0], fields, parsed_settings(set_ or []))
+    against = results.read(reference) if reference else None
+    show_runs(configs, options, against)
+
+
+@app.command()
+def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, quiet: Quiet = False) -> None:
+    """Four methods on ten permuted versions of scikit-learn's digits: a minute, nothing downloaded."""
+    from alasso.bench import runs
+
+    methods = ["sgd", "ewc", "si", "alasso"]
+    configs = runs.combinations("permuted-digits", methods, [seed], {}, {})
+    show_runs(configs, runs.Options(out=out, device="cpu", quiet=quiet, restart=True), None)
+
+
+@app.command()
+def search(
+    benchmark: Annotated[str, typer.Argument(help="See: alasso list")],
+    file: Annotated[Path, typer.Option(help="Outcome: what was tried and chosen; added to if it is there.")],
+    method: Annotated[list[str] | None, typer.Option(help="One or several; all that have settings if none.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="One or several: --seed 0 1 2")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    out: OutFolder = Path("runs/search"),
+    quiet: Quiet = False,
+) -> None:
+    """Find settings for each method on held-out training examples; the test examples are not used."""
+    from alasso.bench import runs
+    from alasso.bench.catalog import METHODS
+    from alasso.bench.search import search as search_settings
+
+    fields = {"tasks": tasks, "epochs": epochs}
+    options = runs.Options(out=out, data_dir=data_dir, device=device, quiet=quiet, resume=True)
+    methods = method or [name for name, known in METHODS.items() if known.search]
+    console = Console()
+    outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, console)
+    for name in methods:
+        console.print(f"{name}: {outcome['chosen'][name]}", highlight=False)
+
+
+@app.command("list")
+def list_() -> None:
+    """Benchmarks, methods and their settings."""
+    from rich.table import Table
+
+    from alasso.bench.catalog import BENCHMARKS, METHODS
+
+    benchmarks = Table(title="Benchmarks", title_justify="left")
+    for column in ("name", "what it is", "tasks", "epochs", "batch", "network"):
+        benchmarks.add_column(column)
+    for name, benchmark in BENCHMARKS.items():
+        p = benchmark.preset
+        count = "all" if p["tasks"] is None else str(p["tasks"])
+        benchmarks.add_row(name, benchmark.title, count, str(p["epochs"]), str(p["batch_size"]), p["model"])
+    methods = Table(title="Methods", title_justify="left")
+    for column in ("name", "what it is", "settings and defaults"):
+        methods.add_column(column)
+    for name, method in METHODS.items():
+        methods.add_row(name, method.title, "  ".join(f"{k}={v}" for k, v in method.settings.items()) or "–")
+    console = Console()
+    console.print(benchmarks, methods)
+
+
+@data_app.command()
+def fetch(names: Names = None, data_dir: DataDir = None, quiet: Quiet = False) -> None:
+    """Download data sets from their publishers, and check them."""
+    from alasso.bench import data
+
+    for name in names or data.CATALOG:
+        where = data.fetch(name, data_dir, progress=not quiet)
+        print(f"{name}: ready in {where}")
+
+
+@data_app.command()
+def check(names: Names = None, data_dir: DataDir = None) -> None:
+    """Compare the files on the disk with what was published."""
+    from rich.table import Table
+
+    from alasso.bench import data
+
+    table = Table()
+    for column in ("data set", "file", "state", "edition", ""):
+        table.add_column(column)
+    good = True
+    for name in names or data.CATALOG:
+        for report in data.check(name, data_dir):
+            style = {"ok": "green", "missing": "yellow", "wrong": "red"}[report.status]
+            table.add_row(name, report.file, f"[{style}]{report.status}", report.edition, report.detail)
+            good = good and report.status == "ok"
+    Console().print(table)
+    if not good:
+        raise typer.Exit(2)
+
+
+@data_app.command()
+def where(names: Names = None, data_dir: DataDir = None) -> None:
+    """Say where data sets are looked for."""
+    from alasso.bench import data
+
+    for name in names or data.CATALOG:
+        print(f"{name}: {data.where(name, data_dir)}")
+
+
+# -- parts ------------------------------------------------------------------------------------------------------
+
+
+def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
+    """Carry runs out, print the table, say where the files are."""
+    from alasso.bench import runs
+
+    console = Console()
+    try:
+        found = runs.carry_out(configs, options, console, lambda config: against)
+    except runs.Stopped as stopped:
+        command = shlex.join(["alasso", *(word for word in sys.argv[1:] if word != "--restart"), "--resume"])
+        console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
+        raise typer.Exit(STOPPED) from None
+    console.print(runs.table(found))
+    console.print(f"{len(found)} result files in {options.out}", highlight=False, soft_wrap=True)
+
+
+def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
+    """``["a=1,2", "c=1"]`` → ``{"a": ["1", "2"], "c": ["1"]}``"""
+    settings: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
+        settings[name] = values.split(",")
+    return settings
+
+
+def checked_logs(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in ("csv", "tensorboard"):
+            raise AlassoError(f"--log takes csv or tensorboard, not {name!r}")
+    return tuple(names)
+
+
+def spread_values(words: Sequence[str]) -> list[str]:
+    """``--seed 0 1 2`` → ``--seed 0 --seed 1 --seed 2``: what people type, in the form the parser takes.
+
+    >>> spread_values(["run", "x", "--seed", "0", "1", "--quiet"])
+    ['run', 'x', '--seed', '0', '--seed', '1', '--quiet']
+    """
+    spread: list[str] = []
+    flag = None
+    for word in words:
+        if word.startswith("--"):
+            flag = word if word in SEVERAL else None
+            if flag is None:
+                spread.append(word)
+        elif flag is not None:
+            spread += [flag, word]
+        else:
+            spread.append(word)
+    return spread
+
+
+def version(show: bool) -> None:
+    if show:
+        print(f"alasso {alasso.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: a mistake of the user's is one line and exit code 2."""
+    try:
+        app(spread_values(sys.argv[1:]), prog_name="alasso")
+    except AlassoError as error:
+        print(f"alasso: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # `alasso … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

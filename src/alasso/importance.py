@@ -1,0 +1,495 @@
+"""Importance of parameters from one pass over data, exact for every single sample.
+
+Each measure is a mean over samples of a per-sample gradient whose entries are squared or made absolute:
+
+    Fisher (EWC)    F_k = 1/N Σ_i (∂ log p(y_i | x_i) / ∂θ_k)²
+    MAS             Ω_k = 1/N Σ_i |∂ ‖f(x_i)‖² / ∂θ_k|
+
+so the gradient of a batch, which has already been summed over its samples, is of no use.  The gradient with
+respect to a layer's *output*, however, keeps its samples apart, and for the common layers it is enough.  For
+a linear layer with input x_i and output gradient g_i, sample i has the weight gradient g_i x_iᵀ, and
+
+    Σ_i (g_i x_iᵀ)² = (G²)ᵀ X²        Σ_i |g_i x_iᵀ| = |G|ᵀ |X|        (elementwise powers)
+
+which costs one matrix product and no per-sample gradient at all.  Layers that share their weight over
+positions (convolutions, linear layers on sequences) need Σ_p g_ip x_ipᵀ first, formed layer by layer and a
+few samples at a time.  All other parameters are differentiated sample by sample with `torch.func.vmap`.
+
+Samples must not influence one another in eval mode, which holds for batch norm with running statistics.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.func import functional_call, vjp, vmap
+
+from alasso.errors import AlassoError
+
+__all__ = ["fisher", "squared_output_norm"]
+
+_LABELS = ("true", "sampled", "expected")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
+_DIRECT_LAYERS = frozenset({*_CHANNELS_LAST, *_CONVOLUTIONS, *_BATCH_NORMS, nn.GroupNorm})
+_ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
+
+_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Head = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def fisher(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    labels: str = "true",
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    head: Head | None = None,
+    loss: Loss | None = None,
+    generator: torch.Generator | None = None,
+    chunk: int = 64,
+) -> dict[str, Tensor]:
+    """Diagonal of the Fisher information, F_k = mean_i (∂ log p(y_i | x_i) / ∂θ_k)².
+
+    `labels` says which y: "true" takes those of the loader (the empirical Fisher), "sampled" draws one per
+    sample from the model's softmax with `generator`, and "expected" takes the exact expectation
+    Σ_c p_c (∂ log p_c / ∂θ_k)² over all classes, at the price of one backward pass per class.
+
+    The loader yields batches (x, y); unless labels are "true", x alone will do.  `head` maps the model's
+    output to logits (N, C), where -inf rules a class out.  With labels "true", `loss(output, y)` of shape
+    (N,) may replace -log p.  `parameters` chooses and names the parameters (default: all that require grad).
+    At most `chunk` samples have their own gradients in memory at a time.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> fisher(model, [(torch.tensor([[2.0], [4.0]]), torch.tensor([0, 1]))])
+    {'weight': tensor([[2.5000],
+            [2.5000]])}
+    """
+    if labels not in _LABELS:
+        raise AlassoError(f"labels must be one of {', '.join(map(repr, _LABELS))}, not {labels!r}.")
+    if loss is not None and labels != "true":
+        raise AlassoError(f'A loss needs the labels of the loader: use labels="true", not {labels!r}.')
+
+    def sampled(output: Tensor, y: Tensor | None) -> Tensor:
+        return _sample_classes(output, generator)
+
+    if labels == "expected":
+        objective = _Objective(_no_targets, _weighted_log_probabilities, torch.square)
+    elif labels == "sampled":
+        objective = _Objective(sampled, _log_probability, torch.square)
+    elif loss is None:
+        objective = _Objective(_given_targets, _log_probability, torch.square)
+    else:
+        objective = _Objective(_given_targets, _one_column(loss), torch.square)
+    return _ImportancePass(model, objective, parameters, head, chunk).mean_over(loader)
+
+
+def squared_output_norm(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    head: Head | None = None,
+    chunk: int = 64,
+) -> dict[str, Tensor]:
+    """Memory Aware Synapses, Ω_k = mean_i |∂ ‖f(x_i)‖² / ∂θ_k|, where f is `head` after the model.
+
+    The loader yields x or (x, y), whose y is not used; entries that `head` sets to -inf do not count.  See
+    `fisher` for the other arguments.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.ones_(model.weight)
+    >>> squared_output_norm(model, [torch.tensor([[1.0], [-3.0]])])
+    {'weight': tensor([[10.]])}
+    """
+    objective = _Objective(_no_targets, _squared_norm, torch.abs)
+    return _ImportancePass(model, objective, parameters, head, chunk).mean_over(loader)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """What is differentiated: Σ_j magnitude(∂ terms(output, targets)_ij / ∂θ) is sample i's importance."""
+
+    targets: Callable[[Tensor, Tensor | None], Tensor]
+    terms: Callable[[Tensor, Tensor], Tensor]  # (N, …), targets -> (N, J)
+    magnitude: Callable[[Tensor], Tensor]
+
+
+def _given_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    if y is None:
+        raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled" or "expected".')
+    return y
+
+
+def _no_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    return output.new_zeros(len(output))
+
+
+def _sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
+    probabilities = _log_softmax(output.detach()).exp()
+    device = probabilities.device if generator is None else generator.device
+    return torch.multinomial(probabilities.to(device), 1, generator=generator)[:, 0].to(output.device)
+
+
+def _log_softmax(output: Tensor) -> Tensor:
+    if output.ndim != 2:
+        shape = tuple(output.shape)
+        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+    return F.log_softmax(_at_least_single(output), dim=1)
+
+
+def _log_probability(output: Tensor, y: Tensor) -> Tensor:
+    if y.shape != output.shape[:1]:
+        raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
+    return _log_softmax(output).gather(1, y.long()[:, None])
+
+
+def _weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
+    """√p_c log p_c with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
+    log_p = _log_softmax(output)
+    p = log_p.detach().exp()
+    return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
+
+
+def _one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    def terms(output: Tensor, y: Tensor) -> Tensor:
+        values = loss(output, y)
+        if values.shape != output.shape[:1]:
+            raise AlassoError('The loss must return one value per sample, shape (N,): use reduction="none".')
+        return values[:, None]
+
+    return terms
+
+
+def _squared_norm(output: Tensor, _: Tensor) -> Tensor:
+    flat = _at_least_single(output).reshape(len(output), -1)
+    return flat.masked_fill(flat == -torch.inf, 0).square().sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer.  The edge, unlike the output, outlives in-place changes made to the output."""
+
+    x: Tensor
+    version: int
+    output: GradientEdge
+
+    @property
+    def intact(self) -> bool:
+        return self.x._version == self.version
+
+
+_Calls = dict[nn.Module, list[_Call]]
+_Slots = dict[nn.Module, list[str]]
+
+
+class _ImportancePass:
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: _Objective,
+        parameters: Mapping[str, nn.Parameter] | None,
+        head: Head | None,
+        chunk: int,
+    ) -> None:
+        if chunk < 1:
+            raise AlassoError(f"chunk must be at least 1 sample, not {chunk}.")
+        self.model, self.objective, self.head, self.chunk = model, objective, head, chunk
+        self.own_names = {parameter: name for name, parameter in model.named_parameters()}
+        if parameters is None:
+            parameters = {name: p for p, name in self.own_names.items() if p.requires_grad}
+        for name, parameter in parameters.items():
+            if parameter not in self.own_names:
+                raise AlassoError(f"Parameter {name!r} is not one of the model's: pass only those that are.")
+        self.parameters = dict(parameters)
+        with torch.inference_mode(False):  # lest the sums be tensors that only inference mode may change
+            self.sums = {p: torch.zeros_like(_at_least_single(p.detach())) for p in parameters.values()}
+        self.homes = {
+            parameter: (layer, slot)
+            for layer in model.modules()
+            if _is_direct(layer)
+            for slot, parameter in layer.named_parameters(recurse=False)
+            if parameter in self.sums
+        }
+        self.layers_with_sample_rows: dict[torch.Size, set[nn.Module]] = {}
+        self.vmap_works = True
+
+    def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
+        device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), None)
+        count = 0
+        with _differentiable_eval_mode(self.model, self.sums):
+            for batch in loader:
+                x, y = _inputs_and_labels(batch, device)
+                if len(x) > 0:
+                    self._add_batch(x, y)
+                    count += len(x)
+            if count == 0:
+                raise AlassoError("The loader yielded no samples: pass a list or DataLoader with some batches.")
+            return {name: self.sums[parameter] / count for name, parameter in self.parameters.items()}
+
+    def _add_batch(self, x: Tensor, y: Tensor | None) -> None:
+        output, calls = self._recorded_forward(x)
+        if output.shape[:1] != x.shape[:1]:
+            raise AlassoError(f"The output must have a row for each of {len(x)} samples, not {output.shape}.")
+        targets = self.objective.targets(output, y)
+        terms = self.objective.terms(output, targets)
+        direct, others = self._choose_routes(terms, calls, x)
+        if direct:
+            self._add_directly(direct, terms, calls)
+        del output, terms, calls  # frees the activations before the other route makes its own
+        if others:
+            self._add_sample_by_sample(others, x, targets)
+
+    def _output(self, x: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
+        output: Tensor = self.model(x) if values is None else functional_call(self.model, values, (x,))
+        return output if self.head is None else self.head(output)
+
+    def _recorded_forward(self, x: Tensor) -> tuple[Tensor, _Calls]:
+        calls: _Calls = {}
+
+        def record(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                x = next(iter((*args, *kwargs.values())))
+                calls.setdefault(layer, []).append(_Call(x.detach(), x._version, get_gradient_edge(output)))
+
+        with ExitStack() as hooks:
+            for layer in {layer for layer, _ in self.homes.values()}:
+                # First in line, lest another hook replace the output before it is seen.
+                handle = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
+                hooks.callback(handle.remove)
+            return self._output(x), calls
+
+    def _choose_routes(self, terms: Tensor, calls: _Calls, x: Tensor) -> tuple[_Slots, list[nn.Parameter]]:
+        """Split the parameters that have an influence into slots of layers to be done directly, and others.
+
+        The autograd graph is the judge: a weight may be tied, or used by hand besides its layer's call.
+        """
+        nodes, uses = _walk_graph(terms)
+        direct: _Slots = {}
+        others: list[nn.Parameter] = []
+        for parameter in (p for p in self.sums if uses[p] > 0):
+            layer, slot = self.homes.get(parameter, (None, ""))
+            call = calls[layer][0] if layer in calls and len(calls[layer]) == 1 else None
+            once = uses[parameter] == 1 and call is not None and call.output.node in nodes
+            if layer and call and once and call.intact and self._has_a_row_per_sample(layer, call.x, x):
+                direct.setdefault(layer, []).append(slot)
+            else:
+                others.append(parameter)
+        return direct, others
+
+    def _has_a_row_per_sample(self, layer: nn.Module, layer_x: Tensor, x: Tensor) -> bool:
+        """Whether row i of the layer's input is sample i's.
+
+        Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; what becomes of half a batch can.
+        """
+        if len(layer_x) != len(x) or (isinstance(layer, _CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
+            return False
+        if len(x) == 1:
+            return True
+        if x.shape[1:] not in self.layers_with_sample_rows:
+            half = x[: len(x) // 2]
+            _, calls = self._recorded_forward(half)
+            self.layers_with_sample_rows[x.shape[1:]] = {
+                called for called, (call, *_) in calls.items() if len(call.x) == len(half)
+            }
+        return layer in self.layers_with_sample_rows[x.shape[1:]]
+
+    def _add_directly(self, direct: _Slots, terms: Tensor, calls: _Calls) -> None:
+        edges = [calls[layer][0].output for layer in direct]
+        for column in _columns_that_count(terms):
+            direction = torch.zeros_like(terms)
+            direction[:, column] = 1
+            gradients = torch.autograd.grad(terms, edges, direction, retain_graph=True, allow_unused=True)
+            for layer, g in zip(direct, gradients, strict=True):
+                for slot in direct[layer] if g is not None else ():
+                    self._add_slot(layer, slot, calls[layer][0].x, g)
+
+    def _add_slot(self, layer: nn.Module, slot: str, x: Tensor, g: Tensor) -> None:
+        total, magnitude = self.sums[getattr(layer, slot)], self.objective.magnitude
+        x, g = x.to(total.dtype), g.to(total.dtype)
+        if slot == "bias":
+            total += magnitude(_sum_positions(layer, g, total.shape)).sum(0)
+        elif not isinstance(layer, (nn.Linear, *_CONVOLUTIONS)):
+            total += magnitude(_sum_positions(layer, g * _normalized(layer, x), total.shape)).sum(0)
+        elif isinstance(layer, nn.Linear) and x[0].numel() == layer.in_features:
+            total.addmm_(magnitude(g.flatten(0, -2)).T, magnitude(x.flatten(0, -2)))
+        else:
+            inputs_per_sample = total[0].numel() * g[0].numel() // len(total) * getattr(layer, "groups", 1)
+            size = self._samples_at_once(max(total.numel(), inputs_per_sample))
+            for x_part, g_part in _parts(size, x, g):
+                inputs, gradients = _by_group(layer, x_part, g_part)
+                total += magnitude(gradients @ inputs.mT).sum(0).view_as(total)
+
+    def _samples_at_once(self, elements_per_sample: int) -> int:
+        return max(1, min(self.chunk, _ELEMENTS_AT_ONCE // max(1, elements_per_sample)))
+
+    def _add_sample_by_sample(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> None:
+        size = self._samples_at_once(sum(parameter.numel() for parameter in parameters))
+        for x_part, y_part in _parts(size, x, y):
+            importances = self._sum_of_samples(parameters, x_part, y_part)
+            for parameter, importance in zip(parameters, importances, strict=True):
+                self.sums[parameter] += importance
+
+    def _sum_of_samples(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+        if self.vmap_works:
+            try:
+                return self._sum_by_vmap(parameters, x, y)
+            except Exception:  # control flow on data, for one; the model's own mistakes come up again below
+                self.vmap_works = False
+        return _add_up(self._one_sample(parameters, x_i, y_i) for x_i, y_i in _parts(1, x, y))
+
+    def _sum_by_vmap(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+        values = {self.own_names[parameter]: parameter.detach() for parameter in parameters}
+
+        def importance(x_i: Tensor, y_i: Tensor) -> list[Tensor]:
+            def terms(values: dict[str, Tensor]) -> Tensor:
+                return self.objective.terms(self._output(x_i[None], values), y_i[None])[0]
+
+            primal, pull_back, *_ = vjp(terms, values)
+            gradients = (pull_back(unit)[0] for unit in torch.eye(len(primal)).to(primal))
+            return _add_up(self._magnitudes(gradient[name] for name in values) for gradient in gradients)
+
+        # no_grad does not bind vjp, but spares a graph for all the other parameters.
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # some operations vmap only loops over
+            return [per_sample.sum(0) for per_sample in vmap(importance)(x, y)]
+
+    def _one_sample(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+        # Copies, because hooks on the parameters themselves would alter the gradients.
+        values = {self.own_names[parameter]: parameter.detach().requires_grad_() for parameter in parameters}
+        (terms,) = self.objective.terms(self._output(x, values), y)
+        copies = list(values.values())
+        rows = (torch.autograd.grad(t, copies, retain_graph=True, materialize_grads=True) for t in terms)
+        return _add_up(map(self._magnitudes, rows))
+
+    def _magnitudes(self, gradients: Iterable[Tensor]) -> list[Tensor]:
+        return [self.objective.magnitude(_at_least_single(gradient)) for gradient in gradients]
+
+
+@contextmanager
+def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    device_type = next((parameter.device.type for parameter in parameters), "cpu")
+    cudnn = torch.backends.cudnn.enabled
+    try:
+        model.eval()
+        if any(isinstance(module, nn.RNNBase) for module, _ in modes):
+            torch.backends.cudnn.enabled = False  # it refuses to differentiate recurrent layers in eval mode
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        # Autocast costs precision, and the casts it shares hide from the graph how often a weight is used.
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device_type, enabled=False):
+            yield
+    finally:
+        torch.backends.cudnn.enabled = cudnn
+        for module, training in modes:
+            module.training = training
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Tensor, Tensor | None]:
+    x, y, *_ = (batch, None) if isinstance(batch, Tensor) else (*batch, None)
+    if not isinstance(x, Tensor):
+        raise AlassoError(f"A batch must be x or (x, y) with a tensor x, not {type(x).__name__}: adapt the loader.")
+    return x.to(device), None if y is None else y.to(device)
+
+
+def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
+    """All nodes behind `root`, and how many edges lead to each leaf."""
+    pending = [root.grad_fn] if root.grad_fn is not None else []
+    nodes, uses = set(pending), Counter[Tensor]()
+    while pending:
+        for node, _ in pending.pop().next_functions:
+            if node is None:
+                continue
+            if hasattr(node, "variable") and not node.next_functions:
+                uses[node.variable] += 1
+            elif node not in nodes:
+                nodes.add(node)
+                pending.append(node)
+    return nodes, uses
+
+
+def _columns_that_count(terms: Tensor) -> list[int]:
+    """All but the classes whose probability is 0 (or 1) for every sample, which have no gradient."""
+    if terms.shape[1] == 1:
+        return [0]
+    return [int(column) for column in terms.detach().any(0).nonzero()]
+
+
+def _is_direct(layer: nn.Module) -> bool:
+    """Whether the layer is exactly of a known kind: a subclass or replaced forward may differ."""
+    uses_batch_statistics = isinstance(layer, _BATCH_NORMS) and layer.running_mean is None
+    return type(layer) in _DIRECT_LAYERS and "forward" not in vars(layer) and not uses_batch_statistics
+
+
+def _sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor:
+    """(N, …) summed per sample to (N, *shape)."""
+    channels_last = values if isinstance(layer, _CHANNELS_LAST) else values.movedim(1, -1)
+    return channels_last.reshape(len(values), -1, *shape).sum(1)
+
+
+def _normalized(layer: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(layer, nn.LayerNorm):
+        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, eps=layer.eps)
+    assert isinstance(layer, _BATCH_NORMS)
+    return F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+
+
+def _by_group(layer: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs (N, groups, I, P) and output gradients (N, groups, O, P) at each of P positions."""
+    if isinstance(layer, nn.Linear):
+        return x.flatten(1, -2).mT[:, None], g.flatten(1, -2).mT[:, None]
+    assert isinstance(layer, _CONVOLUTIONS)
+    shape = (len(x), layer.groups, -1, g[0, 0].numel())
+    return _windows(layer, x).reshape(shape), g.reshape(shape)
+
+
+def _windows(conv: _Convolution, x: Tensor) -> Tensor:
+    """What each weight sees at each position: (N, channels, *kernel, *positions)."""
+    x = F.pad(x, _padding(conv), "constant" if conv.padding_mode == "zeros" else conv.padding_mode)
+    dims = len(conv.kernel_size)
+    for dim, (kernel, stride, step) in enumerate(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)):
+        x = x.unfold(2 + dim, step * (kernel - 1) + 1, stride)[..., ::step]
+    return x.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+
+
+def _padding(conv: _Convolution) -> list[int]:
+    """Widths before and after each dimension, the last dimension first, as `F.pad` takes them."""
+    if conv.padding == "valid":
+        return [0, 0] * len(conv.kernel_size)
+    if conv.padding == "same":
+        spare = [step * (kernel - 1) for kernel, step in zip(conv.kernel_size, conv.dilation, strict=True)]
+        return [width for total in reversed(spare) for width in (total // 2, total - total // 2)]
+    widths: tuple[int, ...] = conv.padding  # type: ignore[assignment]  # only strings are not tuples
+    return [width for width in reversed(widths) for _ in range(2)]
+
+
+def _parts(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    for start in range(0, len(tensors[0]), size):
+        yield tuple(tensor[start : start + size] for tensor in tensors)
+
+
+def _add_up(rows: Iterable[list[Tensor]]) -> list[Tensor]:
+    return reduce(lambda one, other: [a + b for a, b in zip(one, other, strict=True)], rows)
+
+
+def _at_least_single(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -1,0 +1,178 @@
+"""The public methods: each binds one method's settings to the shell, and says what it needs at the end of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from alasso import importance
+from alasso.errors import AlassoError
+from alasso.importance import Head
+from alasso.methods.alasso import AlassoSurrogate, OmegaRule, Unmoved
+from alasso.methods.ewc import EWCSurrogate, OnlineEWCSurrogate
+from alasso.methods.mas import MASSurrogate
+from alasso.methods.si import SISurrogate
+from alasso.methods.surrogate import Surrogate
+from alasso.shell import Loader, Regularizer
+
+Labels = Literal["true", "sampled", "expected"]
+
+
+class ALASSO(Regularizer):
+    """Asymmetric loss approximation with single-side overestimation (Park et al., ICCV 2019).
+
+    The defaults are the constants of the authors' permuted-MNIST experiment. Keywords, in the paper's letters:
+
+    ``a``, ``epsilon``  overestimation of the unobserved side, Eq. 5
+    ``c``  weight of the past against the present, Eq. 6
+    ``a_prime``, ``c_prime``, ``epsilon_prime``  the decoupled ones of Eq. 12; set them to a, c, ε for no decoupling
+    ``xi``  added to the squared distance in Eq. 7's denominator; small convolutional networks want 1e-3
+    ``monotone``  Ω never falls; not in the paper's text, but its published numbers need it
+    ``omega_rule``  "accurate", Eq. 7, or "si", Eq. 3
+    ``unmoved``  a weight that stood still is "unobserved" on both sides (Eq. 5) or counts as "moved_right"
+    ``exclude``  shell-style patterns of parameter names to leave alone
+
+    >>> model = nn.Linear(4, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> reg = ALASSO(model, a=1.8, c=1.0).attach(optimizer)
+    >>> for _ in range(3):                                      # task 1, in your own loop
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     _ = optimizer.step()
+    >>> reg.consolidate()
+    >>> float(reg.penalty())                                    # at the anchor, nothing to pay
+    0.0
+    """
+
+    method = "ALASSO"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        a: float = 1.8,
+        c: float = 1.0,
+        a_prime: float = 1.0,
+        c_prime: float = 1.0,
+        epsilon: float = 1e-6,
+        epsilon_prime: float = 0.0,
+        xi: float = 0.1,
+        monotone: bool = True,
+        *,
+        omega_rule: OmegaRule = "accurate",
+        unmoved: Unmoved = "unobserved",
+        exclude: Iterable[str] = (),
+    ) -> None:
+        surrogate = AlassoSurrogate(a, c, a_prime, c_prime, epsilon, epsilon_prime, xi, monotone, omega_rule, unmoved)
+        super().__init__(model, surrogate, exclude)
+
+    @classmethod
+    def as_the_authors_ran_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """The published experiment: monotone Ω, ξ = 0.1, a weight that stood still counts as moved right."""
+        return cls(model, **{"unmoved": "moved_right", **changes})
+
+    @classmethod
+    def as_the_paper_states_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """Eqs. 4 to 12 to the letter: Ω may fall, no damping. This does not give the paper's numbers."""
+        return cls(model, **{"monotone": False, "xi": 0.0, **changes})
+
+    @classmethod
+    def asymmetric_only(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """The paper's first ablation: the asymmetric surrogate, Eq. 5, on SI's Ω, Eq. 3."""
+        return cls(model, **{"omega_rule": "si", **changes})
+
+    @classmethod
+    def accurate_only(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """The paper's second ablation: the accurate Ω, Eq. 7, in a symmetric surrogate."""
+        return cls(model, **{"a": 1.0, "epsilon": 0.0, **changes})
+
+
+class SI(Regularizer):
+    """Synaptic intelligence (Zenke et al., ICML 2017). ``c``: strength; ``xi``: damping where a weight hardly moved."""
+
+    method = "SI"
+
+    def __init__(self, model: nn.Module, c: float = 0.1, xi: float = 0.1, *, exclude: Iterable[str] = ()) -> None:
+        super().__init__(model, SISurrogate(c, xi), exclude)
+
+
+class _FromData(Regularizer):
+    """A method whose importance is measured on the task's data, after training."""
+
+    def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
+        raise AssertionError("each method measures its own importance")
+
+    def consolidate(self, loader: Loader, *, head: Head | None = None) -> None:  # type: ignore[override]
+        """End of a task: measure importance on ``loader`` (any iterable of (x, y)) and take the weights as anchor.
+
+        ``head`` post-processes the model's output, for example to keep only the task's own classes.
+        """
+        self.refresh()
+        measured = self._measure(loader, head)
+        with torch.no_grad():
+            self._consolidate(measured)
+
+
+class _FromFisher(_FromData):
+    """Importance is the diagonal Fisher information. ``labels``: of the log-likelihood of which labels."""
+
+    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], labels: Labels, exclude: Iterable[str]) -> None:
+        super().__init__(model, surrogate, exclude)
+        if labels not in get_args(Labels):
+            raise AlassoError(f"labels must be one of {', '.join(get_args(Labels))}, not {labels!r}")
+        self.labels = labels
+
+    def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
+        parameters = dict(self.protected())
+        return importance.fisher(self.model, loader, labels=self.labels, parameters=parameters, head=head)
+
+
+class EWC(_FromFisher):
+    """Elastic weight consolidation (Kirkpatrick et al., 2017): the exact sum of a quadratic a task, at the cost of one.
+
+    ``lam``: λ of the penalty ½λ Σ F d². ``labels``: whose log-likelihood the Fisher is of, the "true" labels', labels
+    "sampled" from the model, or the model's "expected" value over all classes.
+    """
+
+    method = "EWC"
+
+    def __init__(
+        self, model: nn.Module, lam: float = 100.0, *, labels: Labels = "true", exclude: Iterable[str] = ()
+    ) -> None:
+        super().__init__(model, EWCSurrogate(lam), labels, exclude)
+
+
+class OnlineEWC(_FromFisher):
+    """Online EWC (Schwarz et al., 2018): a quadratic at the latest weights, its Fisher a sum decaying by ``gamma``."""
+
+    method = "OnlineEWC"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lam: float = 100.0,
+        gamma: float = 1.0,
+        *,
+        labels: Labels = "true",
+        exclude: Iterable[str] = (),
+    ) -> None:
+        super().__init__(model, OnlineEWCSurrogate(lam, gamma), labels, exclude)
+
+
+class MAS(_FromData):
+    """Memory aware synapses (Aljundi et al., 2018): importance from the outputs' sensitivity; labels are not used."""
+
+    method = "MAS"
+
+    def __init__(self, model: nn.Module, lam: float = 1.0, *, exclude: Iterable[str] = ()) -> None:
+        super().__init__(model, MASSurrogate(lam), exclude)
+
+    def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
+        parameters = dict(self.protected())
+        return importance.squared_output_norm(self.model, loader, parameters=parameters, head=head)
+
+
+#: Public methods by name.
+METHODS: dict[str, type[Regularizer]] = {cls.method: cls for cls in (ALASSO, SI, EWC, OnlineEWC, MAS)}

@@ -1,0 +1,198 @@
+"""Matplotlib in one style: what every figure shares. The only place that sets fonts, sizes and axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alasso.errors import AlassoError
+from alasso.report.groups import Array, Group, Section
+from alasso.report.names import Look, look_of, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT = "#222222", "#D9D9D9"
+WIDTH, HEIGHT = 6.4, 4.0  # inches: a column and a half of a paper
+
+STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same letters on every machine
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#777777",
+    "axes.labelcolor": INK,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#E8E8E8",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 4.5,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # TrueType: text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "alasso",  # the same figure gives the same file
+}
+
+
+def matplotlib() -> Any:
+    """The package, or one sentence how to get it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise AlassoError("figures need matplotlib: pip install 'alasso[report]'") from error
+    return matplotlib
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    with matplotlib().rc_context(STYLE):
+        yield
+
+
+def new_figure(width: float = WIDTH, height: float = HEIGHT, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side, off screen: no window system, nothing kept by pyplot."""
+    matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, columns, sharey=True, squeeze=False)
+    return figure, list(axes[0])
+
+
+@dataclass(frozen=True)
+class Line:
+    """A mean over seeds with its deviation, ready to draw."""
+
+    label: str
+    x: Array
+    mean: Array
+    deviation: Array
+    look: Look
+
+
+def group_look(section: Section, group: Group) -> Look:
+    """The method's look; a dash of its own for each further setting of the method."""
+    others = [other for other in section.groups if other.method == group.method and not other.variant]
+    extra = next((number for number, other in enumerate(others) if other is group), 0)
+    return look_of(group.method, group.variant, extra)
+
+
+def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
+    """Mean, band, a marker now and then, and the name at the right end of each line."""
+    for number, line in enumerate(lines):
+        every = max(1, len(line.x) // 8)
+        axes.fill_between(
+            line.x, line.mean - line.deviation, line.mean + line.deviation, color=line.look.light, alpha=0.15, lw=0
+        )
+        axes.plot(
+            line.x,
+            line.mean,
+            color=line.look.light,
+            marker=line.look.marker or None,
+            # Markers of different lines at different places: lines that coincide stay visible.
+            markevery=(number % every, every),
+            dashes=line.look.dashes or (None, None),
+            label=safe(line.label),
+        )
+    label_ends(axes, lines)
+
+
+def label_ends(axes: Axes, lines: Sequence[Line]) -> None:
+    """Names beside the last points, pushed apart so that none lies on another."""
+    axes.margins(x=0.02)
+    low, high = axes.get_ylim()
+    height = axes.figure.get_figheight() * 0.8 * 72  # points, about
+    apart = (high - low) * 11.0 / height
+    ends = np.array([line.mean[-1] for line in lines])
+    for line, y in zip(lines, pushed_apart(ends, apart), strict=True):
+        axes.annotate(
+            safe(line.label),
+            xy=(1.0, float(y)),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=darkened(line.look.light),
+            annotation_clip=False,
+        )
+    axes.set_ylim(low, high)
+
+
+def pushed_apart(values: Array, apart: float) -> Array:
+    """Values moved as little as a few sweeps allow, so that neighbours are ``apart`` from each other.
+
+    >>> pushed_apart(np.array([0.5, 0.5, 2.0]), 1.0).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    order = np.argsort(values, kind="stable")
+    placed = values[order].astype(float)
+    for _ in range(500):
+        overlap = np.maximum(apart - np.diff(placed), 0.0)
+        if overlap.max(initial=0.0) < apart * 1e-3:
+            break
+        placed[:-1] -= overlap / 2
+        placed[1:] += overlap / 2
+    result = np.empty_like(placed)
+    result[order] = placed
+    return result
+
+
+def darkened(colour: str, share: float = 0.25) -> str:
+    """A colour that can be read as text on white."""
+    channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(channel * (1 - share)):02X}" for channel in channels)
+
+
+def safe(text: str) -> str:
+    """A dollar sign would start a formula."""
+    return plain(text).replace("$", r"\$")
+
+
+def seeds_note(groups: Sequence[Group]) -> str:
+    counts = {len(group.results) for group in groups}
+    if counts == {1}:
+        return "one seed"
+    shown = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"mean of {shown} seeds, band ± one standard deviation"
+
+
+def titled(axes: Axes, title: str, note: str = "") -> None:
+    """Title, and under it in grey what one must know to read the figure."""
+    axes.set_title(safe(title), pad=20 if note else 8)
+    if note:
+        axes.annotate(
+            safe(note),
+            (0, 1),
+            (0, 7),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=8,
+            color="#666666",
+        )
+
+
+def task_ticks(axes: Axes, tasks: int) -> None:
+    """Whole numbers, among them the first and the last task."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 10**6) if tasks <= 10 * step)
+    inner = [t for t in range(step, tasks, step) if t != 1 and tasks - t >= step / 2]
+    axes.set_xticks([1, *inner, tasks] if tasks > 1 else [1])

@@ -1,0 +1,305 @@
+"""Results in order: seeds of one config together, variants of a method recognised, one section a benchmark.
+
+A *group* is all seeds of one config. A *section* is all groups of one benchmark with one number of tasks. Within a
+section each method has one *standard* group; the others of that method are named by what sets them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alasso.bench import metrics
+from alasso.bench.catalog import BENCHMARKS, METHODS
+from alasso.bench.config import RunConfig
+from alasso.bench.results import Result
+from alasso.bench.runs import same_stream
+from alasso.errors import AlassoError
+from alasso.report.names import METHOD_NAMES, METHOD_ORDER, plain
+
+Array = npt.NDArray[np.float64]
+Curve = Callable[[Sequence[Sequence[float]]], list[float]]
+
+#: Measures of the table: key, heading, whether more is better (None: neither).
+MEASURES: tuple[tuple[str, str, bool | None], ...] = (
+    ("A", "A mean accuracy", True),
+    ("F", "F forgetting", False),
+    ("I", "I intransigence", False),
+    ("std", "std over tasks", False),
+    ("learning_accuracy", "learning accuracy", True),
+    ("first_task", "first task", True),
+    ("seconds", "seconds", None),
+)
+
+
+# -- which variant a config is ------------------------------------------------------------------------------------
+
+
+def is_asymmetric_only(config: RunConfig) -> bool:
+    """The paper's first ablation: the asymmetric surrogate on SI's Ω."""
+    return config.method == "alasso" and config.settings.get("omega_rule") == "si"
+
+
+def is_accurate_only(config: RunConfig) -> bool:
+    """The paper's second ablation: the accurate Ω in a symmetric surrogate."""
+    own = config.settings
+    return (
+        config.method == "alasso"
+        and not is_asymmetric_only(config)
+        and (own.get("a"), own.get("epsilon")) == (1.0, 0.0)
+    )
+
+
+def is_coupled(config: RunConfig) -> bool:
+    """Without parameter decoupling: a′ = a and c′ = c, unless that is where the defaults stand anyway."""
+    if config.method != "alasso" or is_asymmetric_only(config) or is_accurate_only(config):
+        return False
+    own, default = config.settings, METHODS["alasso"].settings
+    past = (own.get("a_prime"), own.get("c_prime"))
+    return past == (own.get("a"), own.get("c")) and past != (default["a_prime"], default["c_prime"])
+
+
+def has_memory(config: RunConfig) -> bool:
+    """Keeps examples of past tasks."""
+    return config.method in ("alasso-memory", "vcl-coreset")
+
+
+#: Variants with a name: predicate, what they are called, and the settings that make them so.
+VARIANTS: tuple[tuple[Callable[[RunConfig], bool], str, frozenset[str]], ...] = (
+    (is_asymmetric_only, "asymmetric only", frozenset({"omega_rule"})),
+    (is_accurate_only, "accurate only", frozenset({"a", "epsilon"})),
+    (is_coupled, "no decoupling", frozenset({"a_prime", "c_prime", "epsilon_prime"})),
+)
+
+
+def variant(config: RunConfig) -> str | None:
+    """Name of the variant, None for the method itself."""
+    return next((name for is_it, name, _ in VARIANTS if is_it(config)), None)
+
+
+def has_default_settings(config: RunConfig) -> bool:
+    default = dict(METHODS[config.method].settings) if config.method in METHODS else {}
+    if config.benchmark in BENCHMARKS:
+        default |= BENCHMARKS[config.benchmark].settings.get(config.method, {})
+    return dict(config.settings) == default
+
+
+# -- groups -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """All seeds of one config, one result a seed, seeds in order. ``measures`` holds one value a seed, None: unknown."""
+
+    results: tuple[Result, ...]
+    measures: Mapping[str, tuple[float | None, ...]]
+    repeats: int = 0  # results left aside because a newer one has the same config and seed
+
+    @property
+    def config(self) -> RunConfig:
+        return self.results[0].config
+
+    @property
+    def method(self) -> str:
+        return self.config.method
+
+    @property
+    def variant(self) -> str | None:
+        return variant(self.config)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(result.config.seed for result in self.results)
+
+    @cached_property
+    def matrices(self) -> Array:
+        """(seeds, tasks, tasks), NaN above the diagonal."""
+        return np.stack([metrics.lower_triangle(result.accuracy) for result in self.results])
+
+    def mean(self, measure: str) -> float | None:
+        return mean_and_spread(self.measures[measure])[0]
+
+    def curve(self, of: Curve) -> tuple[Array, Array]:
+        """Mean and standard deviation over seeds of a curve of each result's accuracies."""
+        return mean_and_deviation(np.array([of(result.accuracy) for result in self.results]))
+
+
+def mean_and_deviation(values: Array) -> tuple[Array, Array]:
+    """Over the first axis; a single seed has no deviation: zero."""
+    if len(values) == 1:
+        return values[0], np.zeros_like(values[0])
+    return values.mean(axis=0), values.std(axis=0, ddof=1)
+
+
+def mean_and_spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of the known ones; None where there are too few."""
+    known = np.array([value for value in values if value is not None])
+    return (
+        float(known.mean()) if len(known) else None,
+        float(known.std(ddof=1)) if len(known) > 1 else None,
+    )
+
+
+def groups(results: Iterable[Result]) -> list[Group]:
+    """Results by config; of several with the same config and seed the one that finished last counts."""
+    results = list(results)
+    references = [result for result in results if result.config.method == "single-task"]
+    by_config: dict[str, dict[int, Result]] = {}
+    repeats: dict[str, int] = {}
+    for result in results:
+        seeds = by_config.setdefault(result.config.hash, {})
+        before = seeds.get(result.config.seed)
+        repeats[result.config.hash] = repeats.get(result.config.hash, 0) + (before is not None)
+        if before is None or _finished(result) >= _finished(before):
+            seeds[result.config.seed] = result
+    return [
+        _group([seeds[seed] for seed in sorted(seeds)], repeats[key], references) for key, seeds in by_config.items()
+    ]
+
+
+def _group(results: Sequence[Result], repeats: int, references: Sequence[Result]) -> Group:
+    measured = [measures(result, references) for result in results]
+    return Group(tuple(results), {key: tuple(m[key] for m in measured) for key, _, _ in MEASURES}, repeats)
+
+
+def measures(result: Result, references: Sequence[Result]) -> dict[str, float | None]:
+    """The table's numbers of one run, from its accuracies."""
+    accuracy = result.accuracy
+    return {
+        "A": metrics.average_accuracy(accuracy),
+        "F": metrics.forgetting(accuracy),
+        "I": intransigence(result, references),
+        "std": metrics.task_deviation(accuracy),
+        "learning_accuracy": metrics.learning_accuracy(accuracy),
+        "first_task": accuracy[-1][0],
+        "seconds": result.seconds,
+    }
+
+
+def intransigence(result: Result, references: Sequence[Result]) -> float | None:
+    """As written in the result, else against a single-task run of the same stream, if there is one."""
+    written = result.metrics.get("I")
+    if isinstance(written, int | float):
+        return float(written)
+    for other in references:
+        if same_stream(other.config, result.config):
+            return metrics.intransigence(result.accuracy, other.accuracy)
+    return None
+
+
+def _finished(result: Result) -> str:
+    return str(result.environment.get("finished", ""))
+
+
+# -- sections -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Section:
+    """All groups of one benchmark and number of tasks, in the methods' order, the standard group of each first."""
+
+    benchmark: str
+    tasks: int
+    path: str | None
+    groups: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        where = f" of {plain(self.path)}" if self.path else ""
+        return f"{self.benchmark}{where}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
+
+    @cached_property
+    def standard(self) -> dict[str, Group]:
+        """The group that stands for each method."""
+        chosen: dict[str, Group] = {}
+        for group in self.groups:
+            chosen.setdefault(group.method, group)
+        return chosen
+
+    @cached_property
+    def headline(self) -> list[Group]:
+        """What the main figures show: each method once, and the two ablations."""
+        ablations = [group for group in self.groups if group.variant in ("asymmetric only", "accurate only")]
+        best = {group.variant: group for group in sorted(ablations, key=_standing, reverse=True)}
+        standing = [*self.standard.values(), *best.values()]
+        return [group for group in self.groups if any(group is other for other in standing)]
+
+    def label(self, group: Group) -> str:
+        """Method and what sets this group apart from the method's standard one: ``ALASSO a=3``."""
+        standard = self.standard[group.method]
+        name = METHOD_NAMES.get(group.method, group.method)
+        own = next((keys for _, called, keys in VARIANTS if called == group.variant), frozenset())
+        apart = {key: value for key, value in differences(group.config, standard.config).items() if key not in own}
+        if group.variant:
+            name += f", {group.variant}"
+        return " ".join([name, *(f"{key}={plain(value, 24)}" for key, value in apart.items())])
+
+
+def sections(results: Iterable[Result]) -> list[Section]:
+    """One for each benchmark, number of tasks and folder of images, in the order of the catalog."""
+    by_place: dict[tuple[str, int, str | None], list[Group]] = {}
+    for group in groups(results):
+        place = (group.config.benchmark, len(group.results[0].accuracy), group.config.path)
+        by_place.setdefault(place, []).append(group)
+    order = list(BENCHMARKS)
+    places = sorted(
+        by_place, key=lambda p: (order.index(p[0]) if p[0] in order else len(order), p[0], p[1], p[2] or "")
+    )
+    return [Section(*place, groups=tuple(in_order(by_place[place]))) for place in places]
+
+
+def in_order(found: Sequence[Group]) -> list[Group]:
+    """Methods as legends name them; of each method the standard group first, the others by their settings."""
+    by_method: dict[str, list[Group]] = {}
+    for group in found:
+        by_method.setdefault(group.method, []).append(group)
+    known = [method for method in METHOD_ORDER if method in by_method]
+    ordered: list[Group] = []
+    for method in [*known, *sorted(set(by_method) - set(known))]:
+        standard = min(by_method[method], key=_standing)
+        ordered += [standard, *sorted((g for g in by_method[method] if g is not standard), key=_by_settings)]
+    return ordered
+
+
+def one_section(results: Iterable[Result]) -> Section:
+    """The section of results that all belong to one."""
+    found = sections(results)
+    if len(found) != 1:
+        raise AlassoError(f"this figure shows one benchmark with one number of tasks, not {len(found)}")
+    return found[0]
+
+
+def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
+    """Fields and settings of ``config`` that ``other`` has otherwise, seed aside."""
+    ours, theirs = _flat(config), _flat(other)
+    return {key: value for key, value in ours.items() if value != theirs.get(key)}
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    raw = config.to_json()
+    raw.pop("seed")
+    return {**raw.pop("settings"), **raw}
+
+
+def _by_settings(group: Group) -> tuple[Any, ...]:
+    values = [
+        (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
+        for value in _flat(group.config).values()
+    ]
+    return (group.variant or "", values)
+
+
+def _standing(group: Group) -> tuple[Any, ...]:
+    """Smaller stands higher: the method itself, its default settings, more seeds, more accuracy."""
+    return (
+        group.variant is not None,
+        not has_default_settings(group.config),
+        -len(group.results),
+        -(group.mean("A") or 0.0),
+        group.config.hash,
+    )

@@ -1,0 +1,60 @@
+"""Result files from anywhere: the good ones read, every other one named with the reason it was left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alasso.bench import results
+from alasso.bench.results import Result
+from alasso.errors import AlassoError
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was found; ``left_out`` holds one sentence for every JSON file that is no whole result."""
+
+    results: list[Result] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def collect(paths: Sequence[Path]) -> Collected:
+    """Every result among files and folders, folders searched to the bottom."""
+    found = Collected()
+    for path in json_files(paths):
+        try:
+            found.results.append(read_checked(path))
+        except AlassoError as error:
+            found.left_out.append(str(error))
+    return found
+
+
+def json_files(paths: Iterable[Path]) -> list[Path]:
+    files: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise AlassoError(f"there is no file or folder {path}")
+        inside = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        files.update(dict.fromkeys(file for file in inside if file.is_file() or file == path))
+    return list(files)
+
+
+def read_checked(path: Path) -> Result:
+    """A result all of whose parts can be shown, whatever the file holds."""
+    try:
+        result = results.read(path)
+    except AlassoError as error:
+        raise AlassoError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise AlassoError(f"{path} is not a result of alasso") from error
+    if not isinstance(result.environment, dict) or not isinstance(result.metrics, dict):
+        raise AlassoError(f"{path} is not a result of alasso: environment and metrics must be objects")
+    if not _is_positive_number(result.seconds):
+        raise AlassoError(f"{path} is not a result of alasso: seconds must be a number")
+    return result
+
+
+def _is_positive_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -1,0 +1,102 @@
+"""How methods are called and drawn: the same name, colour, marker and dash everywhere.
+
+Colours are Okabe and Ito's, told apart with any colour vision; each has a twin for dark backgrounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Methods in the order of legends and tables.
+METHOD_NAMES: dict[str, str] = {
+    "alasso": "ALASSO",
+    "alasso-memory": "ALASSO + memory",
+    "si": "SI",
+    "ewc": "EWC",
+    "online-ewc": "online EWC",
+    "mas": "MAS",
+    "imm-mean": "IMM (mean)",
+    "imm-mode": "IMM (mode)",
+    "vcl": "VCL",
+    "vcl-coreset": "VCL + coreset",
+    "sgd-dropout": "SGD + dropout",
+    "sgd": "SGD",
+    "single-task": "single-task",
+    "multi-task": "multi-task",
+}
+METHOD_ORDER = tuple(METHOD_NAMES)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a line is drawn: colour on light and on dark, matplotlib's marker, and the lengths of its dashes."""
+
+    light: str
+    dark: str
+    marker: str = ""
+    dashes: tuple[float, ...] = ()
+
+
+_BLUE, _VERMILLION, _GREEN = ("#0072B2", "#4FB3EE"), ("#D55E00", "#F28A3C"), ("#009E73", "#2CC89B")
+_SKY, _PINK, _WINE = ("#3D9BD1", "#8FD0F5"), ("#C0649A", "#E79BC5"), ("#882255", "#D977A8")
+_GREY, _INK, _SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#C4C4C4")
+_ORANGE, _VIOLET, _NAVY = ("#E69F00", "#F2BE4A"), ("#6A51A3", "#A995DC"), ("#00334F", "#9CC9E5")
+
+LOOKS: dict[str, Look] = {
+    "alasso": Look(*_BLUE, "o"),
+    "alasso-memory": Look(*_BLUE, "*", (5, 2)),
+    "si": Look(*_VERMILLION, "s"),
+    "ewc": Look(*_GREEN, "^"),
+    "online-ewc": Look(*_GREEN, "v", (5, 2)),
+    "mas": Look(*_PINK, "D"),
+    "imm-mean": Look(*_WINE, "<"),
+    "imm-mode": Look(*_WINE, ">", (5, 2)),
+    "vcl": Look(*_SKY, "P"),
+    "vcl-coreset": Look(*_SKY, "X", (5, 2)),
+    "sgd-dropout": Look(*_GREY, "p", (5, 2)),
+    "sgd": Look(*_GREY, "h"),
+    "single-task": Look(*_INK, "", (6, 3)),
+    "multi-task": Look(*_SOOT, "", (1.5, 2)),
+}
+VARIANT_LOOKS: dict[str, Look] = {
+    "asymmetric only": Look(*_ORANGE, "v", (5, 2)),
+    "accurate only": Look(*_VIOLET, "d", (5, 2)),
+    "no decoupling": Look(*_NAVY, "X", (3, 2)),
+}
+#: Lines of further settings of one method: its colour, another dash for each.
+EXTRA_DASHES: tuple[tuple[float, ...], ...] = ((6, 2), (3, 2), (1.5, 1.5), (8, 2, 2, 2), (4, 2, 1, 2), (10, 3))
+UNKNOWN_LOOK = Look(*_SOOT, "o")
+
+
+def look_of(method: str, variant: str | None = None, extra: int = 0) -> Look:
+    """``extra``: 0 for a method's standard line, 1, 2, … for its others."""
+    if variant in VARIANT_LOOKS:
+        return VARIANT_LOOKS[variant]
+    look = LOOKS.get(method, UNKNOWN_LOOK)
+    if not extra:
+        return look
+    return Look(look.light, look.dark, look.marker, EXTRA_DASHES[(extra - 1) % len(EXTRA_DASHES)])
+
+
+def plain(value: object, longest: int = 60) -> str:
+    """Text fit to be shown on a line of a terminal, a figure or a page: printable, and not endless.
+
+    >>> plain("a\\x1b[31mb"), plain("x" * 9, 5), plain(0.30000000000000004)
+    ('a?[31mb', 'xxxx…', '0.3')
+    """
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """
+    >>> number(-0.0001), number(-0.25), number(None)
+    ('0.000', '−0.250', '–')
+    """
+    if value is None:
+        return "–"
+    shown = f"{value:.{digits}f}"
+    if float(shown) == 0:
+        shown = shown.removeprefix("-")
+    return shown.replace("-", "−")

@@ -1,0 +1,504 @@
+"""Attaching: everything a real training loop does around optimizer.step()."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from alasso import ALASSO, EWC, MAS, SI, AlassoError
+
+from helpers import mlp, run, same, step, toy_tasks, weights
+
+TASKS = toy_tasks(3)
+
+
+def adam(model, **options):
+    return torch.optim.Adam(model.parameters(), lr=5e-3, **options)
+
+
+def state(reg, name):
+    return reg.state_dict()["parameters"][name]
+
+
+# -- leaving no trace ----------------------------------------------------------------------------------------
+
+
+def test_detached_training_is_bitwise_that_without_the_library():
+    plain = mlp(6, 12, 4)
+    visited = copy.deepcopy(plain)
+    plain_optimizer, optimizer = adam(plain), adam(visited)
+    reg = ALASSO(visited).attach(optimizer)
+    reg.detach()
+    run(plain, plain_optimizer, TASKS[0])
+    run(visited, optimizer, TASKS[0])
+    assert same(weights(plain), weights(visited))
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_first_task_is_bitwise_plain_training_even_attached():
+    plain = mlp(6, 12, 4)
+    visited = copy.deepcopy(plain)
+    ALASSO(visited).attach(optimizer := adam(visited))
+    run(plain, adam(plain), TASKS[0])
+    run(visited, optimizer, TASKS[0])
+    assert same(weights(plain), weights(visited))
+
+
+def test_gradients_after_a_step_are_the_tasks_own():
+    model = mlp(6, 12, 4)
+    optimizer = adam(model)
+    reg = ALASSO(model, c=10.0).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    run(model, optimizer, TASKS[1][:-1])
+    x, y = TASKS[1][-1]
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    before = {name: p.grad for name, p in model.named_parameters()}
+    kept = {name: g.clone() for name, g in before.items()}
+    optimizer.step()
+    for name, p in model.named_parameters():
+        assert p.grad is before[name] and torch.equal(p.grad, kept[name])
+
+
+def test_gradients_are_given_back_after_a_step_that_raised():
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("out of memory, say")
+
+    model = mlp(6, 4)
+    good, bad = adam(model), Broken(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(good)
+    run(model, good, TASKS[0])
+    reg.consolidate()
+    reg.attach(bad)
+    nn.functional.cross_entropy(model(TASKS[1][0][0]), TASKS[1][0][1]).backward()
+    grad = model[0].weight.grad
+    with pytest.raises(RuntimeError, match="say"):
+        bad.step()
+    reg.detach()
+    assert model[0].weight.grad is grad
+
+
+def test_context_manager_detaches_and_cycles_work():
+    model = mlp(6, 12, 4)
+    optimizer = adam(model)
+    reg = ALASSO(model)
+    for task in TASKS:
+        with reg.attach(optimizer) as entered:
+            assert entered is reg
+            run(model, optimizer, task)
+        assert not optimizer._optimizer_step_pre_hooks
+        reg.consolidate()
+    assert reg.tasks == 3
+
+
+def test_attaching_twice_adds_the_penalty_once():
+    once = mlp(6, 12, 4)
+    twice = copy.deepcopy(once)
+    results = []
+    for model, times in ((once, 1), (twice, 2)):
+        optimizer = adam(model)
+        reg = ALASSO(model)
+        for _ in range(times):
+            reg.attach(optimizer)
+        for task in TASKS:
+            run(model, optimizer, task)
+            reg.consolidate()
+        results.append(weights(model))
+    assert same(*results)
+
+
+# -- optimizers and parameters -------------------------------------------------------------------------------
+
+
+def test_lbfgs_is_refused_with_a_reason():
+    model = mlp(6, 4)
+    with pytest.raises(AlassoError, match="LBFGS evaluates the loss several times"):
+        ALASSO(model).attach(torch.optim.LBFGS(model.parameters()))
+
+
+def closure_for(model, optimizer, batch):
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def test_an_optimizer_that_calls_its_closure_twice_is_refused():
+    class Twice(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            closure()
+            return closure()
+
+    model = mlp(6, 4)
+    optimizer = Twice(model.parameters())
+    ALASSO(model).attach(optimizer)
+    with pytest.raises(AlassoError, match="twice in one step"):
+        optimizer.step(closure_for(model, optimizer, TASKS[0][0]))
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_a_subclass_that_calls_its_parents_step_is_observed_once(with_closure):
+    """torch runs the hooks for both step() methods."""
+
+    class Child(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    plain = mlp(6, 12, 4)
+    child = copy.deepcopy(plain)
+    regs = []
+    for model, kind in ((plain, torch.optim.SGD), (child, Child)):
+        optimizer = kind(model.parameters(), lr=0.1)
+        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        for task in TASKS:
+            for batch in task:
+                if with_closure:
+                    optimizer.step(closure_for(model, optimizer, batch))
+                else:
+                    step(model, optimizer, batch)
+            assert reg.steps == len(task)
+            reg.consolidate()
+        regs.append(reg)
+    assert same(weights(plain), weights(child))
+    assert same(regs[0].importance().values(), regs[1].importance().values())
+
+
+def test_foreign_optimizer_and_non_optimizer_are_refused():
+    model = mlp(6, 4)
+    with pytest.raises(AlassoError, match="none of the model's protected parameters"):
+        ALASSO(model).attach(adam(mlp(6, 4)))
+    with pytest.raises(AlassoError, match="needs a torch optimizer, not str"):
+        ALASSO(model).attach("adam")
+
+    class NoInit(torch.optim.Optimizer):
+        def __init__(self):
+            self.param_groups = [{"params": list(model.parameters())}]
+
+    with pytest.raises(AlassoError, match="never called Optimizer"):
+        ALASSO(model).attach(NoInit())
+
+
+def test_wrapped_optimizer_of_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+    plain = mlp(6, 12, 4)
+    wrapped = copy.deepcopy(plain)
+    accelerator = accelerate.Accelerator(cpu=True)
+    wrapped, wrapped_optimizer = accelerator.prepare(wrapped, adam(wrapped))
+    pairs = ((plain, adam(plain)), (wrapped, wrapped_optimizer))
+    for model, optimizer in pairs:
+        reg = ALASSO(model).attach(optimizer)
+        for task in TASKS:
+            run(model, optimizer, task)
+            reg.consolidate()
+    assert same(weights(plain), weights(wrapped))
+
+
+def test_several_parameter_groups_and_two_optimizers():
+    one = mlp(6, 12, 4)
+    two = copy.deepcopy(one)
+    reg = ALASSO(one)
+    grouped = torch.optim.SGD([{"params": one[0].parameters(), "lr": 0.1}, {"params": one[2].parameters()}], lr=0.05)
+    reg.attach(grouped)
+    first = torch.optim.SGD(two[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(two[2].parameters(), lr=0.05)
+    other = ALASSO(two).attach(first).attach(second)
+    for task in TASKS:
+        run(one, grouped, task)
+        reg.consolidate()
+        for x, y in task:
+            two.zero_grad()
+            nn.functional.cross_entropy(two(x), y).backward()
+            first.step()
+            second.step()
+        other.consolidate()
+    assert same(weights(one), weights(two))
+
+
+def test_maximize_is_minimizing_the_negative():
+    down = mlp(6, 12, 4)
+    up = copy.deepcopy(down)
+    regs = []
+    for model, sign in ((down, 1.0), (up, -1.0)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=sign < 0)
+        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        for task in TASKS:
+            for x, y in task:
+                optimizer.zero_grad()
+                (sign * nn.functional.cross_entropy(model(x), y)).backward()
+                optimizer.step()
+            reg.consolidate()
+        regs.append(reg)
+    assert same(weights(down), weights(up))
+    assert same(regs[0].importance().values(), regs[1].importance().values())
+
+
+def test_frozen_parameters_cost_nothing_and_may_thaw():
+    model = mlp(6, 12, 4)
+    model[0].requires_grad_(False)
+    optimizer = adam(model)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    assert set(reg.importance()) == {"2.weight", "2.bias"}
+    model[0].requires_grad_(True)
+    start = model[0].weight.detach().clone()
+    step(model, optimizer, TASKS[1][0])
+    assert torch.equal(state(reg, "0.weight")["anchor"], start)
+    assert state(reg, "0.weight")["path"].any()
+
+
+def test_a_parameter_without_gradient_does_not_disturb_the_step():
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.used, self.idle = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.used(self.body(x).relu())
+
+    model = TwoHeads()
+    optimizer = adam(model)
+    reg = ALASSO(model).attach(optimizer)
+    idle = model.idle.weight.detach().clone()
+    for task in TASKS:
+        run(model, optimizer, task)
+        reg.consolidate()
+    assert torch.equal(model.idle.weight, idle)
+    assert not reg.importance()["idle.weight"].any() and reg.importance()["used.weight"].any()
+
+
+def test_tied_weights_are_protected_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x).relu())
+
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model, c=5.0).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    assert set(reg.importance()) == {"first.weight", "first.bias", "second.bias"}
+    run(model, optimizer, TASKS[1])
+    by_hand = sum(
+        float(reg.surrogate.penalty(p.detach(), reg.state_of(name, p))) for name, p in model.named_parameters()
+    )
+    assert float(reg.penalty()) == pytest.approx(by_hand)
+
+
+def test_excluded_by_pattern():
+    model = mlp(6, 12, 4)
+    reg = ALASSO(model, exclude=["2.*"])
+    assert set(reg.importance()) == {"0.weight", "0.bias"}
+    optimizer = adam(model)
+    reg.attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    assert set(ALASSO(model, exclude="*.bias").anchor()) == {"0.weight", "2.weight"}
+    with pytest.raises(AlassoError, match="matches no parameter"):
+        ALASSO(model, exclude=["head.*"])
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ALASSO(model).attach(optimizer)
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(AlassoError, match="weight has a sparse gradient"):
+        optimizer.step()
+
+
+def test_a_head_that_grows_keeps_its_memory_and_new_rows_start_free():
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model, c=2.0, epsilon=0.5).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    old = {field: t.clone() for field, t in state(reg, "2.weight").items()}
+
+    wider = nn.Linear(12, 6)
+    with torch.no_grad():
+        wider.weight[:4], wider.bias[:4] = model[2].weight, model[2].bias
+    model[2] = wider
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg.attach(optimizer)
+    grown = state(reg, "2.weight")
+    for field, tensor in old.items():
+        assert torch.equal(grown[field][:4], tensor), field
+    assert torch.equal(grown["anchor"][4:], wider.weight[4:]) and not grown["omega"][4:].any()
+
+    with torch.no_grad():
+        wider.weight[4:] += 1.0
+    assert float(reg.penalty()) == 0.0  # new rows are free, without even ε
+    with torch.no_grad():
+        wider.weight[:4] += 1.0
+    assert float(reg.penalty()) > 0.0
+    run(model, optimizer, TASKS[1])
+    reg.consolidate()
+    assert reg.importance()["2.weight"].shape == (6, 12)
+
+    model[2] = nn.Linear(12, 3)
+    with pytest.raises(AlassoError, match="may grow, not shrink"):
+        reg.refresh()
+
+
+def test_ewc_survives_a_growing_head():
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = EWC(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate(TASKS[0])
+    model[0] = nn.Linear(6, 5)
+    reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    reg.consolidate(TASKS[1])
+    assert reg.importance()["0.weight"].shape == (5, 6) and torch.isfinite(reg.penalty())
+
+
+def test_half_precision_parameters_keep_float32_state():
+    model = mlp(6, 12, 4).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(optimizer)
+    for task in TASKS:
+        run(model, optimizer, [(x.bfloat16(), y) for x, y in task])
+        reg.consolidate()
+    saved = state(reg, "0.weight")
+    assert saved["anchor"].dtype == saved["omega"].dtype == saved["path"].dtype == torch.float32
+    assert model[0].weight.dtype == torch.bfloat16 and saved["omega"].any()
+    assert reg.penalty().dtype == torch.float32
+
+
+def test_state_follows_a_model_that_changes_its_precision():
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    model.double()
+    run(model, torch.optim.SGD(model.parameters(), lr=0.1), [(x.double(), y) for x, y in TASKS[1]])
+    assert reg.penalty().dtype == torch.float64
+    assert reg.importance()["0.weight"].dtype == torch.float64
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_state_follows_a_model_to_another_device():
+    model = mlp(6, 12, 4)
+    reg = ALASSO(model)
+    model.cuda()
+    optimizer = adam(model)
+    reg.attach(optimizer)
+    run(model, optimizer, [(x.cuda(), y.cuda()) for x, y in TASKS[0]])
+    reg.consolidate()
+    assert reg.importance()["0.weight"].is_cuda and reg.importance()["0.weight"].any()
+
+
+def test_weights_loaded_between_construction_and_training_are_the_start_of_the_path():
+    model = mlp(6, 12, 4)
+    reg = ALASSO(model)
+    with torch.no_grad():
+        model[0].weight.add_(100.0)  # as loading a pretrained model would
+    optimizer = adam(model)
+    reg.attach(optimizer)
+    start = model[0].weight.detach().clone()
+    step(model, optimizer, TASKS[0][0])
+    assert torch.equal(reg.anchor()["0.weight"], start)
+
+
+def test_compiled_model_shares_names_with_the_plain_one():
+    model = mlp(6, 4)
+    compiled = torch.compile(model, backend="eager")
+    assert set(ALASSO(compiled).anchor()) == set(ALASSO(model).anchor())
+
+
+# -- mixed precision -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscale", [False, True])
+def test_grad_scaler_gives_what_full_precision_gives(fused, unscale):
+    """The scale is a power of two, so scaling is exact and the two runs must agree closely."""
+    plain = mlp(6, 12, 4)
+    scaled = copy.deepcopy(plain)
+    plain_optimizer, optimizer = adam(plain, fused=fused), adam(scaled, fused=fused)
+    plain_reg = ALASSO(plain, c=5.0).attach(plain_optimizer)
+    reg = ALASSO(scaled, c=5.0).attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for task in TASKS:
+        run(plain, plain_optimizer, task)
+        plain_reg.consolidate()
+        for x, y in task:
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(scaled(x), y)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        reg.consolidate()
+    for p, q in zip(weights(plain), weights(scaled), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+    for name, omega in plain_reg.importance().items():
+        torch.testing.assert_close(reg.importance()[name], omega, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_skipped_for_infinite_gradients_leaves_no_mark(fused):
+    model = mlp(6, 12, 4)
+    optimizer = adam(model, fused=fused)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    run(model, optimizer, TASKS[1][:3])
+    before, path = weights(model), {n: s["path"] for n, s in reg.state_dict()["parameters"].items()}
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer.zero_grad()
+    scaler.scale(model(TASKS[1][3][0]).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert same(before, weights(model))
+    for name, saved in reg.state_dict()["parameters"].items():
+        assert torch.equal(saved["path"], path[name])
+    run(model, optimizer, TASKS[1][4:])
+    reg.consolidate()
+
+
+@pytest.mark.parametrize("kind", [EWC, MAS])
+def test_methods_without_a_path_keep_no_copy_of_the_weights(kind):
+    model = mlp(6, 12, 4)
+    optimizer = adam(model)
+    reg = kind(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate(TASKS[0])
+    anchor = reg.anchor()
+    run(model, optimizer, TASKS[1])
+    assert float(reg.penalty()) > 0
+    assert all(torch.equal(anchor[name], kept) for name, kept in reg.anchor().items())
+
+
+def test_si_alone_in_a_loop_protects_the_first_task():
+    """The point of it all, in small: after a second task the first is remembered better than without."""
+    losses = {}
+    for name in ("plain", "protected"):
+        torch.manual_seed(0)
+        model = mlp(6, 64, 4)
+        optimizer = adam(model)
+        reg = SI(model, c=1.0, xi=1e-3).attach(optimizer) if name == "protected" else None
+        for task in TASKS[:2]:
+            for _ in range(30):
+                run(model, optimizer, task)
+            if reg:
+                reg.consolidate()
+        losses[name] = sum(float(nn.functional.cross_entropy(model(x), y)) for x, y in TASKS[0])
+    assert losses["protected"] < 0.8 * losses["plain"]

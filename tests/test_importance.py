@@ -1,0 +1,524 @@
+"""Every route through `alasso.importance`, against a loop over single samples that is too plain to be wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alasso import importance
+from alasso.errors import AlassoError
+from alasso.importance import fisher, squared_output_norm
+
+Head = Callable[[Tensor], Tensor]
+DOUBLE = torch.float64
+
+
+def _identity(output: Tensor) -> Tensor:
+    return output
+
+
+def _gradients(value: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(value, list(named.values()), retain_graph=True, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), found, strict=True)}
+
+
+def reference_fisher(model: nn.Module, x: Tensor, y: Tensor, labels: str, head: Head = _identity) -> dict[str, Tensor]:
+    model = copy.deepcopy(model).eval()
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
+    for i in range(len(x)):
+        log_p = F.log_softmax(head(model(x[i : i + 1])), dim=1)[0]
+        classes = [int(y[i])] if labels == "true" else range(len(log_p))
+        for c in classes:
+            weight = 1.0 if labels == "true" else float(log_p[c].exp())
+            if weight > 0:
+                for name, gradient in _gradients(log_p[c], model).items():
+                    total[name] += weight * gradient**2
+    return {name: value / len(x) for name, value in total.items()}
+
+
+def reference_mas(model: nn.Module, x: Tensor, head: Head = _identity) -> dict[str, Tensor]:
+    model = copy.deepcopy(model).eval()
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
+    for i in range(len(x)):
+        output = head(model(x[i : i + 1]))
+        for name, gradient in _gradients(output[output > -torch.inf].square().sum(), model).items():
+            total[name] += gradient.abs()
+    return {name: value / len(x) for name, value in total.items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def batches(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+class Sequence(nn.Module):
+    """Embedding, norm and linear layers over positions, a raw parameter, and a head on the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+        self.mix = nn.Linear(6, 8)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((torch.tanh(self.mix(self.norm(self.embedding(x)))) * self.scale).mean(1))
+
+
+class PositionFirst(nn.Module):
+    """Puts positions before samples, so that with as many positions as samples the shapes are of no help."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(x.transpose(0, 1))).mean(0))
+
+
+class FlatPositions(PositionFirst):
+    """Gives the linear layer one row per position instead of one per sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
+
+
+class CalledTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.twice(torch.tanh(self.twice(x)))))
+
+
+class SharedParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class TiedByHand(nn.Module):
+    """The decoder reuses the encoder's weight, of which no module call tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(5, 4), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(torch.tanh(self.encoder(input=x)) @ self.encoder.weight))
+
+
+class WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.ignored = nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 3)
+        self.loose = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ignored(x)
+        return self.used(x)
+
+
+class Branching(nn.Module):
+    """Control flow on data, which vmap cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.ones(5)), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [row * self.scale if row.sum().item() > 0 else row - self.scale for row in x]
+        return self.head(torch.stack(rows).sin())
+
+
+class OwnForward(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input).sin()
+
+
+def conv_net() -> nn.Module:
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.5),
+        nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1), groups=2),
+        nn.GroupNorm(3, 6),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(6, 6, (3, 2), padding="same", dilation=(1, 2), groups=6),
+        nn.Conv2d(6, 3, (2, 3), padding="same", padding_mode="circular"),
+        nn.Conv2d(3, 3, 2, padding="valid"),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
+    with torch.no_grad():
+        for _ in range(3):
+            net(torch.randn(8, 2, 8, 8))
+    return net
+
+
+def parametrized() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3))
+
+
+def overridden() -> nn.Module:
+    return nn.Sequential(OwnForward(5, 4), nn.Linear(4, 3))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def conv1d_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv1d(4, 3, 2, dilation=2),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
+
+
+def conv3d_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(1, 4, (1, 2, 3), padding=(0, 1, 0), groups=1), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3)
+    )
+
+
+def recurrent_net() -> nn.Module:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    return Last()
+
+
+def attention_net() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)
+    return nn.Sequential(nn.Linear(2, 4), layer, nn.Flatten(), nn.Linear(28, 3))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
+    "mlp": (mlp, (5,)),
+    "conv": (conv_net, (2, 8, 8)),
+    "conv1d": (conv1d_net, (2, 8)),
+    "conv3d": (conv3d_net, (1, 3, 3, 5)),
+    "sequence": (Sequence, None),
+    "position-first": (PositionFirst, (7, 2)),
+    "flat-positions": (FlatPositions, (7, 2)),
+    "recurrent": (recurrent_net, (7, 2)),
+    "attention": (attention_net, (7, 2)),
+    "called-twice": (CalledTwice, (5,)),
+    "shared-parameter": (SharedParameter, (5,)),
+    "tied-by-hand": (TiedByHand, (5,)),
+    "unused": (WithUnused, (5,)),
+    "branching": (Branching, (5,)),
+    "own-forward": (overridden, (5,)),
+    "parametrized": (parametrized, (5,)),
+}
+
+
+def setting(name: str, samples: int = 7) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(3)
+    make, shape = NETS[name]
+    model = make().to(DOUBLE)
+    x = torch.randint(11, (samples, 4)) if shape is None else torch.randn(samples, *shape, dtype=DOUBLE)
+    return model, x, torch.randint(3, (samples,))
+
+
+@pytest.mark.parametrize("labels", ["true", "expected"])
+@pytest.mark.parametrize("name", NETS)
+def test_fisher_is_exact(name: str, labels: str) -> None:
+    model, x, y = setting(name)
+    found = fisher(model, [(x, y)], labels=labels, chunk=3)
+    assert_same(found, reference_fisher(model, x, y, labels))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_squared_output_norm_is_exact(name: str) -> None:
+    model, x, _ = setting(name)
+    assert_same(squared_output_norm(model, [x], chunk=3), reference_mas(model, x))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("name", ["mlp", "conv1d", "sequence", "position-first"])
+def test_batches_do_not_matter(name: str, size: int) -> None:
+    model, x, y = setting(name)
+    assert_same(fisher(model, batches(x, y, size)), reference_fisher(model, x, y, "true"))
+    assert_same(squared_output_norm(model, batches(x, y, size)), reference_mas(model, x))
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "conv1d", "conv3d"])
+def test_common_layers_need_no_gradients_of_single_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("went sample by sample")
+
+    monkeypatch.setattr(importance._ImportancePass, "_add_sample_by_sample", refuse)
+    model, x, y = setting(name)
+    fisher(model, [(x, y)])
+
+
+@pytest.mark.parametrize("name", ["sequence", "called-twice", "shared-parameter", "flat-positions"])
+def test_other_parameters_go_through_vmap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("vmap gave up")
+
+    monkeypatch.setattr(importance._ImportancePass, "_one_sample", refuse)
+    model, x, y = setting(name)
+    fisher(model, [(x, y)])
+
+
+def test_memory_bound_splits_layers_without_changing_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importance, "_ELEMENTS_AT_ONCE", 100)
+    for name in ("conv", "sequence"):
+        model, x, y = setting(name)
+        assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
+
+
+def fill_others(output: Tensor) -> Tensor:
+    return output.masked_fill(torch.tensor([False, True, False]), -torch.inf)
+
+
+def add_to_others(output: Tensor) -> Tensor:
+    return output + torch.tensor([0.0, -torch.inf, 0.0], dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("name", ["mlp", "sequence", "branching"])
+@pytest.mark.parametrize("head", [fill_others, add_to_others])
+def test_masked_classes_leave_no_trace(name: str, head: Head) -> None:
+    model, x, y = setting(name)
+    y = y.where(y != 1, 0)
+    for labels in ("true", "expected"):
+        found = fisher(model, [(x, y)], labels=labels, head=head)
+        assert_same(found, reference_fisher(model, x, y, labels, fill_others))
+    assert_same(squared_output_norm(model, [(x, y)], head=head), reference_mas(model, x, lambda o: o[:, [0, 2]]))
+
+
+def test_certain_class_gives_zeros_not_nan() -> None:
+    model, x, y = setting("mlp")
+    found = fisher(model, [(x, y)], labels="expected", head=lambda o: o.masked_fill(torch.arange(3) > 0, -torch.inf))
+    assert all(not value.any() for value in found.values())
+
+
+def test_loss_of_ones_own() -> None:
+    model, x, y = setting("mlp")
+    loss = lambda output, y: F.cross_entropy(output, y, reduction="none")  # noqa: E731
+    assert_same(fisher(model, [(x, y)], loss=loss), reference_fisher(model, x, y, "true"))
+    with pytest.raises(AlassoError, match="reduction"):
+        fisher(model, [(x, y)], loss=F.cross_entropy)
+    with pytest.raises(AlassoError, match='labels="true"'):
+        fisher(model, [(x, y)], loss=loss, labels="expected")
+
+
+@pytest.mark.parametrize("name", ["mlp", "branching"])
+def test_regression_loss_with_targets_of_any_shape(name: str) -> None:
+    model, x, _ = setting(name)
+    target = torch.randn(len(x), 3, dtype=DOUBLE)
+    found = fisher(model, [(x, target)], loss=lambda output, t: (output - t).square().sum(1))
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for x_i, t_i in zip(x, target, strict=True):
+        for n, gradient in _gradients((model(x_i[None])[0] - t_i).square().sum(), model).items():
+            expected[n] += gradient**2 / len(x)
+    assert_same(found, expected)
+
+
+def test_sampled_labels_follow_the_generator_alone() -> None:
+    model, x, _ = setting("mlp")
+    before = torch.get_rng_state()
+    first, again = (fisher(model, [x], labels="sampled", generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert_same(first, again)
+    assert torch.equal(torch.get_rng_state(), before)
+    other = fisher(model, [x], labels="sampled", generator=torch.Generator().manual_seed(6))
+    assert not torch.equal(first["0.weight"], other["0.weight"])
+
+
+@pytest.mark.parametrize("name", ["mlp", "sequence"])
+def test_sampled_labels_are_the_expectation_on_average(name: str) -> None:
+    model, x, _ = setting(name)
+    many = [(x.repeat_interleave(3000, 0))]
+    sampled = fisher(model, many, labels="sampled", generator=torch.Generator().manual_seed(0), chunk=10_000)
+    for key, value in fisher(model, [x], labels="expected").items():
+        torch.testing.assert_close(sampled[key], value, rtol=0.15, atol=0.03 * float(value.max()))
+
+
+def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
+    model, x, y = setting("mlp")
+    full = reference_fisher(model, x, y, "true")
+    model[0].weight.requires_grad_(False)
+    model[2].requires_grad_(False)
+    assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
+    found = fisher(model, [(x, y)], parameters={"mine": model[2].weight, "b": model[0].bias})
+    assert_same(found, {"mine": full["2.weight"], "b": full["0.bias"]})
+    assert not model[2].weight.requires_grad
+    assert model[0].bias.requires_grad
+
+
+def test_parameters_without_influence_get_zeros() -> None:
+    model, x, y = setting("unused")
+    found = fisher(model, [(x, y)])
+    assert found["used.weight"].any()
+    for name in ("unused.weight", "unused.bias", "ignored.weight", "loose"):
+        assert not found[name].any()
+    assert not any(v.any() for v in fisher(model, [(x, y)], parameters={"u": model.unused.weight}).values())
+
+
+def test_foreign_parameter_is_refused() -> None:
+    model, x, y = setting("mlp")
+    with pytest.raises(AlassoError, match="'stray'"):
+        fisher(model, [(x, y)], parameters={"stray": nn.Parameter(torch.ones(1))})
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "sequence", "branching"])
+def test_model_is_left_as_it_was(name: str) -> None:
+    model, x, y = setting(name)
+    model.train()
+    list(model.modules())[1].eval()
+    modes = [m.training for m in model.modules()]
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 3.0)
+    grads = [p.grad for p in model.parameters()]
+    state, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with torch.no_grad():
+        fisher(model, [(x, y)], labels="expected")
+        squared_output_norm(model, [(x, y)])
+        assert not torch.is_grad_enabled()
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is g and bool((g == 3).all()) for p, g in zip(model.parameters(), grads, strict=True))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key])
+
+
+@pytest.mark.parametrize("outer", [torch.no_grad, torch.inference_mode])
+def test_result_does_not_depend_on_the_surrounding_grad_mode(outer: Callable[[], torch.no_grad]) -> None:
+    model, x, y = setting("sequence")
+    with outer():
+        found = fisher(model, [(x, y)])
+    assert not any(value.is_inference() for value in found.values())
+    assert_same(found, reference_fisher(model, x, y, "true"))
+
+
+def test_mode_and_hooks_are_restored_when_forward_raises() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.dropout = nn.Linear(5, 3), nn.Dropout()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.layer(x)
+            raise RuntimeError("broken")
+
+    model = Broken()
+    model.dropout.eval()
+    model.layer.bias.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="broken"):
+        fisher(model, [(torch.ones(2, 5), torch.zeros(2))], parameters=dict(model.named_parameters()))
+    assert [m.training for m in model.modules()] == [True, True, False]
+    assert not model.layer._forward_hooks
+    assert not model.layer.bias.requires_grad
+
+
+def test_hooks_of_the_user_are_honoured() -> None:
+    model, x, y = setting("mlp")
+    model[0].register_forward_hook(lambda _module, _args, output: output * 2)
+    model[2].register_forward_pre_hook(lambda _module, args: (args[0] + 1,))
+    assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
+
+
+@pytest.mark.parametrize("name", ["mlp", "sequence", "branching"])
+def test_gradient_hooks_on_parameters_do_not_interfere(name: str) -> None:
+    model, x, y = setting(name)
+    expected = reference_fisher(model, x, y, "true")
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 100)
+    assert_same(fisher(model, [(x, y)]), expected)
+
+
+def test_layer_input_changed_afterwards_is_not_trusted() -> None:
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = x.clone()
+            output = self.layer(hidden)
+            hidden.zero_()
+            return output
+
+    x, y = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
+    with pytest.raises(RuntimeError, match="inplace operation"):  # as training it would
+        fisher(Overwrites(), [(x, y)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_result_is_at_least_single_precision(dtype: torch.dtype) -> None:
+    model, x, y = setting("mlp")
+    exact = fisher(model, [(x, y)])
+    for found in (
+        fisher(model.to(dtype), [(x.to(dtype), y)]),
+        fisher(model, [(x.to(dtype), y)], labels="expected"),
+    ):
+        assert {value.dtype for value in found.values()} == {torch.float32}
+    torch.testing.assert_close(
+        fisher(model, [(x.to(dtype), y)])["4.weight"].double(), exact["4.weight"], rtol=0.1, atol=0.01
+    )
+
+
+def test_autocast_does_not_cost_precision() -> None:
+    model, x, y = setting("tied-by-hand")
+    model, x = model.float(), x.float()
+    plain = fisher(model, [(x, y)])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(fisher(model, [(x, y)]), plain)
+
+
+@pytest.mark.parametrize("loader", [[], [(torch.ones(0, 5, dtype=DOUBLE), torch.ones(0))]])
+def test_empty_loader_is_an_error(loader: list[tuple[Tensor, Tensor]]) -> None:
+    model, _, _ = setting("mlp")
+    for measure in (fisher, squared_output_norm):
+        with pytest.raises(AlassoError, match="no samples"):
+            measure(model, loader)
+
+
+def test_mistakes_are_named() -> None:
+    model, x, y = setting("mlp")
+    with pytest.raises(AlassoError, match="'true', 'sampled', 'expected'"):
+        fisher(model, [(x, y)], labels="empirical")
+    with pytest.raises(AlassoError, match="yield y"):
+        fisher(model, [x])
+    with pytest.raises(AlassoError, match=r"shape \(N,\)"):
+        fisher(model, [(x, y[:, None])])
+    with pytest.raises(AlassoError, match="logits"):
+        fisher(model, [(x, y)], head=lambda output: output[:, :, None])
+    with pytest.raises(AlassoError, match="row for each"):
+        squared_output_norm(model, [x], head=torch.sum)
+    with pytest.raises(AlassoError, match="tensor x"):
+        squared_output_norm(model, [{"x": x}])
+    with pytest.raises(AlassoError, match="chunk"):
+        squared_output_norm(model, [x], chunk=0)

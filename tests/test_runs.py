@@ -1,0 +1,489 @@
+"""Runs: repeatable, resumable, refusing mistakes in one line, on data small enough to train in a second."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from alasso import AlassoError, cli
+from alasso.bench import atomic, checkpoint, learners, results, runs, train
+from alasso.bench.catalog import BENCHMARKS, METHODS
+from alasso.bench.config import RunConfig, from_toml
+from alasso.bench.progress import CsvLog
+from alasso.bench.streams import Stream
+from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
+
+SMALL = {"tasks": 3, "epochs": 2, "hidden": 16}
+
+
+def small(method="alasso", **changes):
+    return RunConfig.for_benchmark("permuted-digits", method, **{**SMALL, **changes})
+
+
+def finished(config, **options):
+    return train.run(config, device="cpu", **options)
+
+
+def command(*words, **options):
+    """``alasso …`` in a process of its own: what a user sees."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
+    return subprocess.run(
+        [sys.executable, "-m", "alasso", *map(str, words)], capture_output=True, text=True, env=environment, **options
+    )
+
+
+SMALL_FLAGS = ("--tasks", 3, "--epochs", 2, "--set", "hidden=16", "--device", "cpu")
+
+
+# -- results ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_repeats_bit_for_bit(method):
+    one, two = finished(small(method)), finished(small(method))
+    assert one.accuracy == two.accuracy and one.ahead == two.ahead
+    assert [len(row) for row in one.accuracy] == [1, 2, 3]
+    assert len(one.ahead) == 2 and len(one.untrained) == 3
+    assert one.accuracy[0][0] > one.untrained[0]
+
+
+def test_another_seed_is_another_run():
+    assert finished(small(seed=1)).accuracy != finished(small(seed=2)).accuracy
+
+
+def test_result_file_round_trip(tmp_path):
+    result = finished(small(), out=tmp_path)
+    path = tmp_path / f"{result.config.name}.json"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # no checkpoint left, nothing half-written
+    assert results.read(path) == result
+    raw = json.loads(path.read_text())
+    assert {"schema", "config", "environment", "accuracy", "metrics", "seconds", "peak_memory"} <= set(raw)
+    assert {"A", "F", "I", "std"} <= set(raw["metrics"])
+    assert raw["environment"]["torch"] == torch.__version__ and raw["environment"]["cpu"]
+    assert raw["data"] == {"digits": "scikit-learn"}
+    assert result.config.hash in path.name and f"_s{result.config.seed}" in path.name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a whole JSON file"),
+        ("[1]", "not a result"),
+        ('{"schema": 99}', "schema this version does not know"),
+        ('{"schema": 1, "config": {"benchmark": "permuted-digits"}}', "not a result"),
+    ],
+)
+def test_reader_refuses_what_it_does_not_know(tmp_path, content, message):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(AlassoError, match=message):
+        results.read(tmp_path / "x.json")
+    with pytest.raises(AlassoError, match="cannot be read"):
+        results.read(tmp_path / "absent.json")
+
+
+def test_accuracy_rows_stay_on_one_line(tmp_path):
+    finished(small(), out=tmp_path)
+    text = next(tmp_path.glob("*.json")).read_text()
+    assert max(line.count("0.") for line in text.splitlines()) >= 3 and len(text.splitlines()) < 80
+
+
+# -- configs ----------------------------------------------------------------------------------------------------
+
+
+def test_presets_hold_the_papers_settings():
+    mnist = RunConfig.for_benchmark("permuted-mnist", "alasso")
+    assert (mnist.tasks, mnist.epochs, mnist.batch_size, mnist.learning_rate, mnist.hidden) == (30, 20, 256, 1e-3, 2000)
+    assert mnist.settings == {
+        "a": 1.8, "c": 1.0, "a_prime": 1.0, "c_prime": 1.0, "epsilon": 1e-6, "epsilon_prime": 0.0, "xi": 0.1,
+        "monotone": True, "omega_rule": "accurate", "unmoved": "moved_right",
+    }  # fmt: skip
+    cifar = RunConfig.for_benchmark("split-cifar", "alasso")
+    assert (cifar.tasks, cifar.epochs, cifar.classes_per_task, cifar.settings["xi"]) == (30, 60, 3, 1e-3)
+    tiny = RunConfig.for_benchmark("split-tiny-imagenet", "si")
+    assert (tiny.tasks, tiny.batch_size, tiny.classes_per_task, tiny.image_size) == (30, 128, 6, 224)
+
+
+def test_catalog_defaults_are_those_of_the_library():
+    """The catalog is plain data so that the command line starts fast; here it is held against the real thing."""
+    model = nn.Linear(2, 2)
+    for name, kind in (("alasso", ALASSO), ("si", SI), ("ewc", EWC), ("online-ewc", OnlineEWC), ("mas", MAS)):
+        settings = {k: v for k, v in METHODS[name].settings.items() if k not in ("labels",)}
+        library = kind(model).surrogate
+        differing = {k for k, v in settings.items() if getattr(library, k) != v}
+        assert differing == ({"unmoved"} if name == "alasso" else set())  # the harness runs as the authors did
+
+
+def test_hash_ignores_the_seed_and_nothing_else():
+    assert small(seed=0).hash == small(seed=1).hash != small(a=2.0).hash
+    assert small(seed=0).name != small(seed=1).name
+
+
+def test_config_survives_json():
+    config = small(a=3.0)
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "alaso"}, "no method 'alaso'; did you mean 'alasso'?"),
+        ({"benchmark": "permuted-mist"}, "no benchmark 'permuted-mist'; did you mean 'permuted-mnist'?"),
+        ({"epsilom": 1}, "no setting 'epsilom'; did you mean 'epsilon'?"),
+        ({"lam": 1}, "alasso has no setting 'lam'"),
+        ({"epochs": -1}, "epochs must be 1 or more, not -1"),
+        ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),
+        ({"tasks": "many"}, "tasks must be a whole number, not 'many'"),
+        ({"a": "big"}, "a must be a number, not 'big'"),
+        ({"monotone": "perhaps"}, "monotone must be true or false"),
+        ({"omega_rule": "exact"}, "omega_rule must be one of accurate, si"),
+        ({"learning_rate": 0}, "learning_rate must be a positive number"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of adam, sgd"),
+        ({"seed": -2}, "seed must be 0 or more"),
+    ],
+)
+def test_mistakes_in_configs_name_the_field(changes, message):
+    words = {"benchmark": "permuted-digits", "method": "alasso", **changes}
+    with pytest.raises(AlassoError) as caught:
+        RunConfig.for_benchmark(**words)
+    assert message in str(caught.value)
+
+
+def test_toml(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('tasks = 2\nmethod = ["si", "alasso"]\nseed = [0, 1]\n[settings]\na = 3.0\n')
+    assert from_toml(file) == {"tasks": 2, "method": ["si", "alasso"], "seed": [0, 1], "a": 3.0}
+    file.write_text("taks = 2")
+    with pytest.raises(AlassoError, match="no such field: 'taks'; did you mean 'tasks'"):
+        from_toml(file)
+    file.write_text("tasks = ")
+    with pytest.raises(AlassoError, match="not valid TOML"):
+        from_toml(file)
+
+
+def test_combinations_are_all_of_them_and_none_twice():
+    configs = runs.combinations("permuted-digits", ["sgd", "alasso"], [0, 1], SMALL, {"a": ["1", "2"]})
+    assert [(c.method, c.settings.get("a"), c.seed) for c in configs] == [
+        ("sgd", None, 0), ("sgd", None, 1),
+        ("alasso", 1.0, 0), ("alasso", 1.0, 1), ("alasso", 2.0, 0), ("alasso", 2.0, 1),
+    ]  # fmt: skip
+    with pytest.raises(AlassoError, match="no setting 'zeta'"):
+        runs.combinations("permuted-digits", ["sgd", "alasso"], [0], SMALL, {"zeta": ["1"]})
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------
+
+
+class StopAt:
+    """Asks the run to stop after so many steps in all."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def __call__(self):
+        self.left -= 1
+        return self.left == 0
+
+
+def stopped_and_resumed(config, out, steps):
+    """Run in pieces of ``steps`` optimizer steps, each piece a new learner from the checkpoint."""
+    device = torch.device("cpu")
+    stream = train.make_stream(config, None, device)
+    saved = out / f"{config.name}.checkpoint"
+    for _ in range(1000):
+        torch.manual_seed(config.seed)
+        learner, position = train.make_learner(config, stream, None, device), checkpoint.Position()
+        if saved.exists():
+            position, state = checkpoint.load(saved, config, device)
+            learner.load_state_dict(state)
+        trainer = train.Trainer(config, stream, learner, position, saved, 1e9, train.Quiet(), StopAt(steps))
+        try:
+            trainer.train()
+        except train.Stopped:
+            torch.rand(17)  # whatever else a process may do with the random state
+            continue
+        return trainer
+    raise AssertionError("never finished")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path):
+    config = small(method)
+    undisturbed = finished(config)
+    pieces = stopped_and_resumed(config, tmp_path, steps=13)
+    assert pieces.accuracy == undisturbed.accuracy
+    assert pieces.ahead == undisturbed.ahead and pieces.untrained == undisturbed.untrained
+
+
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+from alasso.bench.config import RunConfig
+from alasso.bench import train
+
+config = RunConfig.for_benchmark("permuted-digits", "alasso", tasks=4, epochs=25, hidden=16)
+out, kills = Path(sys.argv[1]), 0
+random.seed(4)
+while kills < 10:
+    child = os.fork()  # one process that has already imported torch: ten starts of an interpreter take a minute
+    if child == 0:
+        train.run(config, out=out, device="cpu", resume=True, checkpoint_every=0.05)
+        os._exit(0)
+    time.sleep(random.uniform(0.15, 0.45))
+    if os.waitpid(child, os.WNOHANG) != (0, 0):
+        break
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    kills += 1
+print(kills)
+train.run(config, out=out, device="cpu", resume=True)
+"""
+
+
+def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path):
+    """SIGKILL, ten times, wherever it happens to hit."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(tmp_path)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 10, "the run ended before it had been killed ten times; make it longer"
+    (file,) = tmp_path.iterdir()
+    killed = results.read(file)
+    assert killed.accuracy == finished(killed.config).accuracy
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
+    words = ["run", "permuted-digits", "--tasks", "50", "--epochs", "50", "--device", "cpu", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "alasso", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        process.stdout.readline()  # the first task is done
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.stderr.close()
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert f"alasso run permuted-digits --tasks 50 --epochs 50 --device cpu --out {tmp_path} --resume" in output
+    assert list(tmp_path.glob("*.checkpoint"))
+
+
+def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
+    config, other = small(), small(a=5.0)
+    learner = train.make_learner(
+        config, train.make_stream(config, None, torch.device("cpu")), None, torch.device("cpu")
+    )
+    path = tmp_path / "x.checkpoint"
+    checkpoint.save(path, config, checkpoint.Position(), learner.state_dict(), torch.device("cpu"))
+    with pytest.raises(AlassoError, match="checkpoint of another run: settings differ"):
+        checkpoint.load(path, other, torch.device("cpu"))
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(AlassoError, match="not a checkpoint"):
+        checkpoint.load(path, config, torch.device("cpu"))
+
+
+def test_a_checkpoint_never_runs_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path(tmp_path / "pwned").touch, ())
+
+    torch.save({"version": 1, "config": Evil()}, tmp_path / "x.checkpoint")
+    with pytest.raises(AlassoError, match="not a checkpoint"):
+        checkpoint.load(tmp_path / "x.checkpoint", small(), torch.device("cpu"))
+    assert not (tmp_path / "pwned").exists()
+
+
+# -- writing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("before")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    with pytest.raises(AlassoError, match="the disk is full; free some space"):
+        atomic.write_whole(tmp_path / "x.json", b"after")
+    assert (tmp_path / "x.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic.os, "fsync", lambda descriptor: None)
+    config = small()
+    real, calls = atomic.write_whole, []
+
+    def later_full(path, content):
+        calls.append(path)
+        if len(calls) > 1:
+            raise AlassoError("cannot write to x: the disk is full; free some space")
+        real(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_whole", later_full)
+    with pytest.raises(AlassoError, match="disk is full"):
+        finished(config, out=tmp_path)
+    monkeypatch.setattr(checkpoint, "write_whole", real)
+    assert finished(config, out=tmp_path, resume=True).accuracy == finished(config).accuracy
+
+
+def test_csv_log(tmp_path):
+    log = CsvLog(tmp_path / "deep" / "x.csv")
+    finished(small(), observer=log)
+    log.close()
+    lines = (tmp_path / "deep" / "x.csv").read_text().splitlines()
+    assert lines[0] == "seconds,task,epoch,loss,penalty,learned,mean_accuracy"
+    assert len(lines) == 1 + 3 * (2 + 1)  # epochs and the task's end, for each of three tasks
+
+
+# -- the command line -------------------------------------------------------------------------------------------
+
+
+def test_several_runs_end_in_a_table_and_finished_ones_are_not_run_again(tmp_path, monkeypatch, capsys):
+    words = ("run", "permuted-digits", "--method", "sgd", "alasso", "--seed", 0, 1, *SMALL_FLAGS, "--out", tmp_path)
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    assert len(list(tmp_path.glob("*.json"))) == 4
+    assert "±" in output and "4 result files in" in output
+    code, output, _ = in_process(words, monkeypatch, capsys)
+    assert code == 0 and output.count("already done") == 4
+
+
+def test_sweeps_show_what_varies(tmp_path, monkeypatch, capsys):
+    words = ("run", "permuted-digits", *SMALL_FLAGS[:4], "--set", "a=1,3", "hidden=16", "--out", tmp_path, "-q")
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    assert {results.read(p).config.settings["a"] for p in tmp_path.glob("*.json")} == {1.0, 3.0}
+    assert output.splitlines()[2].split("┃")[1:3] == [" method ", "   a "]
+
+
+def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, capsys):
+    config = small("sgd")
+    (tmp_path / f"{config.name}.checkpoint").write_bytes(b"begun")
+    words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and "go on with --resume, or start over with --restart" in errors
+    assert in_process([*words, "--restart"], monkeypatch, capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "permuted-digits", "--method", "alaso"], "did you mean 'alasso'?"),
+        (["run", "permuted-digts"], "did you mean 'permuted-digits'?"),
+        (["run", "permuted-digits", "--set", "epsilom=1"], "did you mean 'epsilon'?"),
+        (["run", "permuted-digits", "--set", "epsilon"], "--set takes name=value"),
+        (["run", "permuted-digits", "--epochs", "-3"], "epochs must be 1 or more, not -3"),
+        (["run", "permuted-digits", "--device", "tpu9"], "no device 'tpu9'"),
+        (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
+        (["run", "permuted-mnist", "--data-dir", "no-such-folder"], "alasso data fetch mnist"),
+        (["run", "split-folder"], "split-folder needs the folder of images"),
+        (["run", "split-folder", "no-such-folder"], "no-such-folder"),
+        (["run", "permuted-digits", "--config", "absent.toml"], "absent.toml cannot be read"),
+        (["run", "permuted-digits", "--reference", "absent.json"], "absent.json cannot be read"),
+        (["data", "check", "mnits"], "mnits"),
+        (["search", "permuted-digits", "--file", "x.json", "--method", "sgd"], "sgd has no settings to search"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2
+    assert message in errors and errors.startswith("alasso: ") and len(errors.splitlines()) == 1 and not output
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def in_process(words, monkeypatch, capsys):
+    """Exit code, output and errors of ``alasso …`` without the seconds that a new interpreter takes."""
+    monkeypatch.setattr(sys, "argv", ["alasso", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return (ended.value.code, *capsys.readouterr())
+
+
+def test_a_mistake_shows_no_traceback_in_a_real_terminal_either():
+    done = command("run", "permuted-digits", "--method", "alaso")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not done.stdout
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    words = ("run", "permuted-digits", *SMALL_FLAGS, "--out", tmp_path / "file" / "below")
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and "cannot write to" in errors and not output
+
+
+def test_a_truncated_and_a_changed_data_file_are_named(tmp_path, monkeypatch, capsys):
+    import gzip
+
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte.gz").write_bytes(gzip.compress(b"changed" * 100)[:-20])
+    words = ("run", "permuted-mnist", "--data-dir", tmp_path, "--out", tmp_path / "out")
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and "train-images-idx3-ubyte" in errors
+
+
+def test_help_and_list_answer():
+    runner = CliRunner()
+    shown = runner.invoke(cli.app, ["list"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert all(name in shown.stdout for name in [*BENCHMARKS, *METHODS])
+    assert runner.invoke(cli.app, ["--version"]).stdout.startswith("alasso 0.")
+
+
+def test_help_does_not_wait_for_torch():
+    script = "import sys; sys.argv = ['alasso', '--help']\nimport alasso.cli\n"
+    script += "try: alasso.cli.main()\nexcept SystemExit: pass\n"
+    script += "assert not {'torch', 'sklearn', 'numpy', 'matplotlib'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+def test_own_images_through_split_folder(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    rng = random.Random(0)
+    colours = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "grey": (90, 90, 90)}
+    for name, colour in {**colours, "white": (240, 240, 240)}.items():
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(12):
+            noisy = tuple(min(255, max(0, c + rng.randint(-20, 20))) for c in colour)
+            Image.new("RGB", (20 + i, 24), noisy).save(tmp_path / "images" / name / f"{i}.png")
+    words = ["run", "split-folder", tmp_path / "images", "--epochs", 2, "--image-size", 16]
+    code, _, errors = in_process([*words, "--out", tmp_path / "out", "--device", "cpu"], monkeypatch, capsys)
+    assert code == 0, errors
+    (file,) = (tmp_path / "out").glob("*.json")
+    assert len(results.read(file).accuracy) == 2  # five classes: a task of three and one of two
+
+
+def test_two_tensor_datasets_from_python():
+    x = torch.randn(60, 6)
+    first = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+    second = torch.utils.data.TensorDataset(x, (x[:, 1] > 0).long())
+    result = train.run(
+        RunConfig.own("alasso", epochs=30, learning_rate=1e-2, hidden=32),
+        stream=Stream.of([(first, first), (second, second)]),
+    )
+    assert result.accuracy[0][0] > 0.9 and len(result.accuracy) == 2
+
+
+def test_multi_value_options():
+    assert cli.spread_values(["run", "b", "--method", "sgd", "si", "--epochs", "3"]) == [
+        "run", "b", "--method", "sgd", "--method", "si", "--epochs", "3",
+    ]  # fmt: skip
+    assert cli.parsed_settings(["a=1,2", "c=x"]) == {"a": ["1", "2"], "c": ["x"]}
+
+
+def test_learners_and_catalog_know_the_same_methods():
+    assert set(learners.LEARNERS) == set(METHODS)

@@ -1,0 +1,187 @@
+"""Saving and loading, and failures that must be loud."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from alasso import ALASSO, EWC, MAS, SI, AlassoError, OnlineEWC
+
+from helpers import mlp, run, same, toy_tasks, weights
+
+TASKS = toy_tasks(3)
+KINDS = [ALASSO, SI, EWC, OnlineEWC, MAS]
+
+
+def end_of_task(reg, task):
+    reg.consolidate() if reg.surrogate.observes_path else reg.consolidate(task)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_saved_in_the_middle_of_a_task_goes_on_bit_for_bit(kind, tmp_path):
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    reg = kind(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    end_of_task(reg, TASKS[0])
+    run(model, optimizer, TASKS[1][:4])
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "reg": reg.state_dict()}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+
+    other = mlp(6, 12, 4)
+    other_optimizer = torch.optim.Adam(other.parameters(), lr=5e-3)
+    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    other.load_state_dict(loaded["model"])
+    other_optimizer.load_state_dict(loaded["optimizer"])
+    other_reg = kind(other).attach(other_optimizer)
+    other_reg.load_state_dict(loaded["reg"])
+
+    for m, o, r in ((model, optimizer, reg), (other, other_optimizer, other_reg)):
+        run(m, o, TASKS[1][4:])
+        end_of_task(r, TASKS[1])
+        run(m, o, TASKS[2])
+        end_of_task(r, TASKS[2])
+    assert same(weights(model), weights(other))
+    assert same(reg.importance().values(), other_reg.importance().values())
+
+
+def test_going_on_in_a_new_process_gives_the_same_weights(tmp_path):
+    script = textwrap.dedent("""
+        import sys, torch
+        sys.path.insert(0, sys.argv[2])
+        from helpers import mlp, run, toy_tasks
+        from alasso import ALASSO
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        folder, part = sys.argv[1], sys.argv[3]
+        tasks = toy_tasks(3)
+        model = mlp(6, 12, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+        reg = ALASSO(model).attach(optimizer)
+        if part == "second":
+            saved = torch.load(folder + "/middle.pt", weights_only=True)
+            model.load_state_dict(saved["model"]); optimizer.load_state_dict(saved["optimizer"])
+            reg.load_state_dict(saved["reg"])
+        else:
+            run(model, optimizer, tasks[0]); reg.consolidate(); run(model, optimizer, tasks[1][:3])
+        if part == "first":
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "reg": reg.state_dict()},
+                       folder + "/middle.pt")
+            sys.exit()
+        run(model, optimizer, tasks[1][3:]); reg.consolidate(); run(model, optimizer, tasks[2])
+        torch.save(model.state_dict(), folder + f"/{part}.pt")
+    """)
+    tests = str(__import__("pathlib").Path(__file__).parent)
+    for part in ("first", "second", "undisturbed"):
+        subprocess.run([sys.executable, "-c", script, str(tmp_path), tests, part], check=True)
+    second = torch.load(tmp_path / "second.pt", weights_only=True)
+    undisturbed = torch.load(tmp_path / "undisturbed.pt", weights_only=True)
+    assert same(second.values(), undisturbed.values())
+
+
+def test_state_dict_is_a_snapshot_and_restores_settings():
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model, a=2.5, xi=0.02).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    saved = reg.state_dict()
+    kept = copy.deepcopy(saved)
+    run(model, optimizer, TASKS[1])
+    assert same(saved["parameters"]["0.weight"].values(), kept["parameters"]["0.weight"].values())
+    assert saved["steps"] == len(TASKS[0]) and saved["tasks"] == 0
+    other = ALASSO(mlp(6, 4))
+    other.load_state_dict(saved)
+    assert (other.surrogate.a, other.surrogate.xi) == (2.5, 0.02)
+
+
+def fresh(kind=ALASSO, *sizes):
+    return kind(mlp(*(sizes or (6, 4))))
+
+
+def broken(**changes):
+    return {**fresh().state_dict(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (lambda: fresh(SI).state_dict(), "saved by SI, it cannot be loaded into ALASSO"),
+        (
+            lambda: fresh(ALASSO, 6, 5).state_dict(),
+            r"0.weight has shape \(4, 6\), but the saved state is for \(5, 6\)",
+        ),
+        (lambda: fresh(ALASSO, 6, 5, 4).state_dict(), "the state has 2.bias, which the model has not"),
+        (lambda: broken(version=99), "version 99"),
+        (lambda: broken(settings={"a": 1.0}), "settings"),
+        (lambda: broken(parameters={}), "the model has 0.bias, which the state has not"),
+        (lambda: {"model": 1}, "no saved regularizer"),
+    ],
+)
+def test_loading_what_does_not_fit_is_refused_whole(saved, message):
+    reg = fresh()
+    before = reg.state_dict()
+    with pytest.raises(AlassoError, match=message):
+        reg.load_state_dict(saved())
+    after = reg.state_dict()
+    assert same(after["parameters"]["0.weight"].values(), before["parameters"]["0.weight"].values())
+
+
+def test_consolidate_without_an_observed_step_is_loud():
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model)
+    run(model, optimizer, TASKS[0])
+    with pytest.raises(AlassoError, match="has seen no optimizer step"):
+        reg.consolidate()
+    reg.attach(optimizer)
+    run(model, copy.deepcopy(optimizer), TASKS[0])  # a copy loses its hooks, silently
+    with pytest.raises(AlassoError, match="a copied optimizer loses its hooks"):
+        reg.consolidate()
+
+
+def test_importance_that_is_zero_everywhere_is_loud_and_keeps_the_state():
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    with pytest.raises(AlassoError, match="zero for every weight"):
+        reg.consolidate()
+    assert reg.tasks == 0 and reg.steps == len(TASKS[0])
+
+
+@pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("inf"), "infinite|NaN")])
+def test_importance_that_is_not_finite_is_named_and_keeps_the_state(value, word):
+    model = mlp(6, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    kept = reg.importance()
+    run(model, optimizer, TASKS[1])
+    with torch.no_grad():
+        model[2].bias[1] = value
+    with pytest.raises(AlassoError, match=rf"importance of 2\.bias is ({word})"):
+        reg.consolidate()
+    assert reg.tasks == 1 and same(kept.values(), reg.importance().values())
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS])
+def test_an_empty_loader_is_loud(kind):
+    reg = fresh(kind)
+    with pytest.raises(AlassoError, match=r"empty|no batch|no sample"):
+        reg.consolidate([])
+    assert reg.tasks == 0
+
+
+def test_fisher_labels_are_checked_when_the_method_is_made():
+    with pytest.raises(AlassoError, match="labels must be one of true, sampled, expected"):
+        EWC(mlp(2, 2), labels="guess")
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(AlassoError, match="no parameters"):
+        ALASSO(nn.ReLU())
