@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import AlassoError, regularizers
+from alasso import IMM, AlassoError
 from alasso.importance import fisher
 from alasso.methods.imm import DropTransfer, IMMState, IMMSurrogate, drop_transfer
 
 from helpers import mlp, run, same, toy_tasks, weights
-
-IMM = getattr(regularizers, "IMM", None)
-needs_shell = pytest.mark.skipif(IMM is None, reason="the public class is not in place yet")
 
 
 def tensor(*values):
@@ -207,7 +204,6 @@ def test_bad_settings_are_named(make, word):
 # -- the shell -----------------------------------------------------------------------------------------------
 
 
-@needs_shell
 @pytest.mark.parametrize(
     ("merge", "dtype"), [("mean", torch.float32), ("mode", torch.float32), ("mean", torch.bfloat16)]
 )
@@ -229,7 +225,6 @@ def test_consolidation_puts_the_merged_weights_into_the_model(merge, dtype):
     assert float(reg.penalty()) == 0.0
 
 
-@needs_shell
 def test_classes_yet_to_come_are_not_averaged_with_their_initial_values():
     """Two tasks share one output layer of four rows; the mean of a task's own rows is what that task learned."""
     model = mlp(6, 8, 4)
@@ -252,7 +247,6 @@ class Columns(nn.Module):
         return x[:, self.columns]
 
 
-@needs_shell
 def test_the_paper_goes_on_from_the_last_tasks_own_weights():
     model = mlp(6, 8, 4)
     reg = IMM(model, start="last", transfer="l2", lam=0.1)
@@ -270,7 +264,6 @@ def test_the_paper_goes_on_from_the_last_tasks_own_weights():
     assert float(reg.penalty()) == 0.0
 
 
-@needs_shell
 def test_l2_transfer_acts_through_an_attached_optimizer():
     moved = {}
     for lam in (0.0, 10.0):
@@ -286,7 +279,6 @@ def test_l2_transfer_acts_through_an_attached_optimizer():
     assert moved[10.0] < 0.5 * moved[0.0]
 
 
-@needs_shell
 def test_state_round_trip_goes_on_as_if_nothing_had_happened():
     first, second = toy_tasks(2)
     model = mlp(6, 8, 4)
@@ -303,7 +295,6 @@ def test_state_round_trip_goes_on_as_if_nothing_had_happened():
     assert same(weights(model), weights(twin))
 
 
-@needs_shell
 def test_what_cannot_be_merged_is_refused_and_nothing_changes():
     task = toy_tasks(1)[0]
     model = mlp(6, 8, 4)

@@ -15,9 +15,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
-from alasso.bench import atomic, checkpoint, learners, results, runs, train
+from alasso.bench import atomic, checkpoint, results, runs, train
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
+from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import CsvLog
 from alasso.bench.streams import Stream
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
@@ -486,4 +487,4 @@ def test_multi_value_options():
 
 
 def test_learners_and_catalog_know_the_same_methods():
-    assert set(learners.LEARNERS) == set(METHODS)
+    assert set(LEARNERS) == set(METHODS)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alasso.errors import AlassoError
-    from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
+    from alasso.regularizers import ALASSO, EWC, IMM, MAS, SI, OnlineEWC
 
 __version__ = "0.1.0"
-__all__ = ["ALASSO", "EWC", "MAS", "SI", "AlassoError", "OnlineEWC", "__version__"]
+__all__ = ["ALASSO", "EWC", "IMM", "MAS", "SI", "AlassoError", "OnlineEWC", "__version__"]
 
 _HOME = dict.fromkeys(__all__, "alasso.regularizers") | {"AlassoError": "alasso.errors"}
 

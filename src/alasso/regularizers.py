@@ -13,9 +13,11 @@ from alasso.errors import AlassoError
 from alasso.importance import Head
 from alasso.methods.alasso import AlassoSurrogate, OmegaRule, Unmoved
 from alasso.methods.ewc import EWCSurrogate, OnlineEWCSurrogate
+from alasso.methods.imm import IMMSurrogate, Merge, Start, Transfer
 from alasso.methods.mas import MASSurrogate
 from alasso.methods.si import SISurrogate
 from alasso.methods.surrogate import Surrogate
+from alasso.sharding import local
 from alasso.shell import Loader, Regularizer
 
 Labels = Literal["true", "sampled", "expected"]
@@ -174,5 +176,76 @@ class MAS(_FromData):
         return importance.squared_output_norm(self.model, loader, parameters=parameters, head=head)
 
 
+class IMM(_FromFisher):
+    """Incremental moment matching (Lee et al., 2017): after each task the model takes the merged weights of all so far.
+
+    ``merge``  "mean" averages the tasks' weights; "mode" weighs them by their Fisher information, and needs a loader
+    ``transfer``  "weight", "l2", "drop" or "l2-drop": those with l2 pay ``lam``·‖θ − θ_{k−1}‖² through :meth:`attach`;
+    those with drop are to be trained within :class:`alasso.methods.imm.DropTransfer`
+    ``last_weight``  share of the newest task in the merged weights, None for all tasks alike
+    ``start``  the next task begins at the "merged" weights, or, as in the paper, at the "last" task's own, which
+    :meth:`begin_task` puts back
+    ``count_unmoved``  whether the mean counts a weight that a task left exactly where it was
+
+    Consolidation changes the weights: begin the next task with a new optimizer, or one whose state is reset.
+    """
+
+    method = "IMM"
+    surrogate: IMMSurrogate
+
+    def __init__(
+        self,
+        model: nn.Module,
+        merge: Merge = "mean",
+        *,
+        transfer: Transfer = "weight",
+        lam: float = 1e-4,
+        last_weight: float | None = None,
+        start: Start = "merged",
+        count_unmoved: bool = False,
+        labels: Labels = "true",
+        exclude: Iterable[str] = (),
+    ) -> None:
+        surrogate = IMMSurrogate(merge, transfer, lam, last_weight, start, count_unmoved)
+        super().__init__(model, surrogate, labels, exclude)
+
+    def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
+        """End of a task: merge its weights with the past's and put the result into the model."""
+        self.refresh()
+        self._check_weights()
+        measured: dict[str, Tensor] = {}
+        if self.surrogate.merge == "mode":
+            if loader is None:
+                raise AlassoError("mode-IMM measures the Fisher information; pass consolidate() the task's loader")
+            measured = self._measure(loader, head)
+            self._check_importance(measured)
+        with torch.no_grad():
+            self._consolidate(measured)
+            for name, parameter in self.protected():
+                self._take_merged(name, parameter)
+
+    @torch.no_grad()
+    def begin_task(self) -> None:
+        """With ``start="last"``, put the last task's own weights back into the model; nothing otherwise."""
+        if self.surrogate.start == "last" and self.tasks > 0:
+            for name, parameter in self.protected():
+                local(parameter).copy_(self.state_of(name, parameter).anchor)
+
+    def _take_merged(self, name: str, parameter: nn.Parameter) -> None:
+        state = self.state_of(name, parameter)
+        local(parameter).copy_(self.surrogate.merged(state, self._theta(parameter)))
+        if self.surrogate.start == "merged":
+            # A parameter in half precision takes the merged weights rounded: the next task starts there.
+            self._states[name] = state._replace(anchor=self._theta(parameter).clone())
+
+    def _check_weights(self) -> None:
+        for name, parameter in self.protected():
+            if not bool(torch.isfinite(local(parameter)).all()):
+                raise AlassoError(
+                    f"{name} holds NaN or infinite weights: the training diverged; "
+                    "the state before this consolidation is kept"
+                )
+
+
 #: Public methods by name.
-METHODS: dict[str, type[Regularizer]] = {cls.method: cls for cls in (ALASSO, SI, EWC, OnlineEWC, MAS)}
+METHODS: dict[str, type[Regularizer]] = {cls.method: cls for cls in (ALASSO, SI, EWC, OnlineEWC, MAS, IMM)}

@@ -27,6 +27,7 @@ class Method:
     settings: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     search: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # values that `alasso search` tries
+    preset: dict[str, Any] = field(default_factory=dict)  # fields of a run that this method changes
 
 
 def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
@@ -126,11 +127,26 @@ _ALASSO = {
     "omega_rule": "accurate",
     "unmoved": "moved_right",
 }
+_ALASSO_CHOICES: dict[str, tuple[str, ...]] = {
+    "omega_rule": ("accurate", "si"),
+    "unmoved": ("unobserved", "moved_right"),
+}
+_ALASSO_SEARCH = {"a": (1.5, 1.8, 3.0), "c": (0.3, 1.0, 3.0), "xi": (0.001, 0.01, 0.1)}
+_IMM = {"transfer": "l2", "lam": 1e-4, "drop": 0.5, "last_weight": 0.0, "start": "merged", "labels": "true"}
+_IMM_CHOICES: dict[str, tuple[str, ...]] = {
+    "transfer": ("weight", "l2", "drop", "l2-drop"),
+    "start": ("merged", "last"),
+    "labels": ("true", "sampled", "expected"),
+}
+_IMM_SEARCH = {"lam": (1e-4, 1e-3, 1e-2, 1e-1), "transfer": ("weight", "l2", "drop")}
+_VCL = {"initial_logvar": -6.0, "prior_var": 1.0, "train_samples": 1, "test_samples": 20, "point_epochs": 10}
+_VCL_SEARCH = {"initial_logvar": (-6.0, -8.0), "prior_var": (1.0, 0.1)}
 _LAM = {"lam": (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)}
 _LABELS: dict[str, tuple[str, ...]] = {"labels": ("true", "sampled", "expected")}
 
 METHODS: dict[str, Method] = {
     "sgd": Method("no protection: plain training, one task after another"),
+    "sgd-dropout": Method("the same with dropout: 0.2 of the inputs, 0.5 of the hidden units"),
     "ewc": Method(
         "elastic weight consolidation, exact sum over tasks", {"lam": 100.0, "labels": "true"}, _LABELS, _LAM
     ),
@@ -143,10 +159,21 @@ METHODS: dict[str, Method] = {
         search={"c": (0.03, 0.1, 0.3, 1.0, 3.0), "xi": (0.001, 0.01, 0.1)},
     ),
     "mas": Method("memory aware synapses", {"lam": 1.0}, search={"lam": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}),
-    "alasso": Method(
-        "asymmetric loss approximation with single-side overestimation",
-        _ALASSO,
-        {"omega_rule": ("accurate", "si"), "unmoved": ("unobserved", "moved_right")},
-        {"a": (1.5, 1.8, 3.0), "c": (0.3, 1.0, 3.0), "xi": (0.001, 0.01, 0.1)},
+    "imm-mean": Method("incremental moment matching, weights averaged", _IMM, _IMM_CHOICES, _IMM_SEARCH),
+    "imm-mode": Method("incremental moment matching, weighed by the Fisher", _IMM, _IMM_CHOICES, _IMM_SEARCH),
+    "vcl": Method("variational continual learning", _VCL, search=_VCL_SEARCH),
+    "vcl-coreset": Method(
+        "VCL with a coreset of each task",
+        {**_VCL, "coreset": 200, "coreset_epochs": 20, "choose": "random"},
+        {"choose": ("random", "k-center")},
+        _VCL_SEARCH,
     ),
+    "alasso": Method(
+        "asymmetric loss approximation with single-side overestimation", _ALASSO, _ALASSO_CHOICES, _ALASSO_SEARCH
+    ),
+    "alasso-memory": Method(
+        "ALASSO with 200 examples of each task, rehearsed", _ALASSO, _ALASSO_CHOICES, preset={"memory": 200}
+    ),
+    "single-task": Method("upper bound: a fresh network for each task"),
+    "multi-task": Method("upper bound: batches mixed from all tasks so far"),
 }

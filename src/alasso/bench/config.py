@@ -16,6 +16,7 @@ from alasso.bench.catalog import BENCHMARKS, METHODS, OWN, OWN_STREAM
 from alasso.errors import AlassoError
 
 OPTIMIZERS = ("adam", "sgd")
+PRECISIONS = ("tf32", "float32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class RunConfig:
     image_size: int | None = None  # images are brought to this many pixels a side
     classes_per_task: int | None = None  # split streams
     path: str | None = None  # split-folder: where the images are
+    memory: int = 0  # examples of each past task that are rehearsed beside new ones
+    memory_share: float = 0.5  # what part of a batch is rehearsed
+    precision: str = "tf32"  # of matrix products on a GPU: tf32, float32 or bf16
     validation: bool = False  # measured on examples held out of training; the test examples are not touched
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,7 +57,7 @@ class RunConfig:
         known_benchmark = OWN_STREAM if benchmark == OWN else known(benchmark, BENCHMARKS, "benchmark")
         known_method = known(method, METHODS, "method")
         own = dict(known_method.settings) | dict(known_benchmark.settings.get(method, {}))
-        values = dict(known_benchmark.preset)
+        values = dict(known_benchmark.preset) | dict(known_method.preset)
         for name, value in changes.items():
             if value is None:
                 continue
@@ -91,6 +95,10 @@ class RunConfig:
             raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
         if values["optimizer"] not in OPTIMIZERS:
             raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
+        if values["precision"] not in PRECISIONS:
+            raise AlassoError(f"precision must be one of {', '.join(PRECISIONS)}, not {values['precision']!r}")
+        if values["memory"] < 0 or not 0 < values["memory_share"] < 1:
+            raise AlassoError("memory must be 0 or more, and memory_share between 0 and 1")
         if self.benchmark == "split-folder" and not self.path:
             raise AlassoError("split-folder needs the folder of images: alasso run split-folder PATH")
         return RunConfig(**values)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from alasso import regularizers
 from alasso.bench.config import RunConfig
+from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
 from alasso.bench.streams import Examples, Stream, Task
+from alasso.methods.imm import DropTransfer
 from alasso.shell import Regularizer
 
 EVALUATION_BATCH = 2000
+
+
+class StepPlan(NamedTuple):
+    """Which examples one step is made on."""
+
+    own: Tensor  # indices into the running task's training examples
+    others: Tensor | None = None  # pairs (task, example): rehearsed, or all of a mixed batch
 
 
 class Learner:
@@ -22,39 +32,75 @@ class Learner:
     def __init__(self, config: RunConfig, stream: Stream, make_model: Callable[[], nn.Module], device: torch.device):
         self.config, self.stream, self.device = config, stream, device
         self.make_model = make_model
-        self.model = make_model().to(device)
-        self.optimizer = self.make_optimizer()
+        self.model = self.new_model()
+        self.optimizer = self.new_optimizer()
+        self.memory = EpisodicMemory(config.memory, config.memory_share) if config.memory else None
+        self.mixture: Mixture | None = None
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a step runs on the device alone, so that a CUDA graph can hold it."""
+        tasks = self.stream.tasks
+        return self.memory is None or Mixture(tasks).in_one_go
 
     # -- training -----------------------------------------------------------------------------------------------
 
     def begin_task(self, t: int) -> None:
         if self.config.reset_optimizer and t > 0:
-            self.optimizer = self.make_optimizer()
+            self.optimizer = self.new_optimizer()
 
-    def epoch_plan(self, t: int, epoch: int) -> Tensor:
-        """Which examples in which order; from seed, task and epoch alone, so that a run can go on anywhere."""
+    def prepare(self, t: int) -> None:
+        """Before the steps of task t, also when a run goes on in the middle of it."""
+        if self.memory and t > 0:
+            self.mixture = Mixture(self.stream.tasks[:t])
+
+    def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
+        """The steps of an epoch; from seed, task and epoch alone, so that a run can go on anywhere."""
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
-        return torch.randperm(len(self.stream.tasks[t].train), generator=generator)
+        order = torch.randperm(len(self.stream.tasks[t].train), generator=generator)
+        return [StepPlan(own, self.rehearsed(len(own), generator)) for own in order.split(self.config.batch_size)]
 
-    def step(self, t: int, plan: Tensor) -> Tensor:
-        """One optimizer step on a piece of the epoch's plan; the task's loss, without the penalty."""
+    def rehearsed(self, batch_size: int, generator: torch.Generator) -> Tensor | None:
+        if not self.memory or not self.memory.kept:
+            return None
+        return self.memory.draw(self.memory.beside(batch_size), generator)
+
+    def step(self, t: int, plan: StepPlan) -> Tensor:
+        """One optimizer step; returns the task's loss, without the penalty."""
         loss = self.loss(t, plan)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         return loss.detach()
 
-    def loss(self, t: int, plan: Tensor) -> Tensor:
+    def loss(self, t: int, plan: StepPlan) -> Tensor:
         task = self.stream.tasks[t]
-        x, y = self.batch(task.train, plan)
-        return nn.functional.cross_entropy(self.model(x)[:, task.head], y - task.head.start)
+        x, y = self.batch(task.train, plan.own)
+        if plan.others is None or self.mixture is None:
+            return nn.functional.cross_entropy(self.outputs(x)[:, task.head], y - task.head.start)
+        old_x, old_y, first, last = self.mixture.batch(plan.others, self.device)
+        own_columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
+        outputs = self.outputs(torch.cat([x, old_x]))
+        outputs = only_own_head(outputs, torch.cat([own_columns[0], first]), torch.cat([own_columns[1], last]))
+        return nn.functional.cross_entropy(outputs, torch.cat([y, old_y]))
+
+    def outputs(self, x: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            outputs: Tensor = self.model(x)
+        return outputs.float()
 
     def end_task(self, t: int) -> None:
         """After the last epoch of task t."""
+        if self.memory:
+            generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, MEMORY))
+            self.memory.remember(self.stream.tasks[t], generator)
 
     def penalty(self) -> float:
         """What the past adds to the loss at the present weights, for the log."""
         return 0.0
+
+    def noted_steps(self, count: int) -> None:
+        """``count`` steps were replayed from a graph, unseen by Python."""
 
     # -- answering ----------------------------------------------------------------------------------------------
 
@@ -67,32 +113,38 @@ class Learner:
         """Share of the task's test examples answered rightly, among the task's own classes."""
         self.model.eval()
         right = torch.zeros((), dtype=torch.long, device=self.device)
-        for index in torch.arange(len(task.test)).split(EVALUATION_BATCH):
+        for index in torch.arange(len(task.test), device=task.test.images.device).split(EVALUATION_BATCH):
             x, y = self.batch(task.test, index)
             right += (self.answers(x, task) == y).sum()
         self.model.train()
         return int(right) / len(task.test)
 
     def answers(self, x: Tensor, task: Task) -> Tensor:
-        outputs: Tensor = self.model(x)
-        return outputs[:, task.head].argmax(1) + int(task.head.start)
+        return self.outputs(x)[:, task.head].argmax(1) + int(task.head.start)
 
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**state, "memory": self.memory.kept} if self.memory else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        if self.memory:
+            self.memory.kept = [kept.cpu() for kept in saved["memory"]]
 
     # -- parts --------------------------------------------------------------------------------------------------
 
-    def make_optimizer(self) -> torch.optim.Optimizer:
+    def new_model(self) -> nn.Module:
+        return self.make_model().to(self.device)
+
+    def new_optimizer(self) -> torch.optim.Optimizer:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self.config.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=self.config.learning_rate)
-        return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
+        on_gpu = self.device.type == "cuda"  # there, steps are replayed from a graph
+        return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True, capturable=on_gpu)
 
     def batch(self, examples: Examples, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = examples.batch(index.to(examples.images.device))
@@ -104,15 +156,18 @@ class Regularized(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        kind = REGULARIZERS[self.config.method]
-        self.regularizer: Regularizer = kind(self.model, **self.config.settings)
+        self.regularizer = self.new_regularizer()
         self.regularizer.attach(self.optimizer)
+
+    def new_regularizer(self) -> Regularizer:
+        return REGULARIZERS[self.config.method](self.model, **self.config.settings)
 
     def begin_task(self, t: int) -> None:
         super().begin_task(t)
         self.regularizer.attach(self.optimizer)  # a new optimizer, if it was reset
 
     def end_task(self, t: int) -> None:
+        super().end_task(t)
         if self.regularizer.surrogate.observes_path:
             self.regularizer.consolidate()
         else:
@@ -130,6 +185,9 @@ class Regularized(Learner):
         with torch.no_grad():
             return float(self.regularizer.penalty())
 
+    def noted_steps(self, count: int) -> None:
+        self.regularizer.steps += count
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "regularizer": self.regularizer.state_dict()}
 
@@ -138,19 +196,57 @@ class Regularized(Learner):
         self.regularizer.load_state_dict(saved["regularizer"])
 
 
+class Merged(Regularized):
+    """IMM: weights are merged after each task, so the optimizer's moments, which belong to others, are dropped."""
+
+    drop: DropTransfer | None = None
+
+    def new_regularizer(self) -> Regularizer:
+        settings = dict(self.config.settings)
+        settings["last_weight"] = settings["last_weight"] or None
+        self.drop_share = float(settings.pop("drop"))
+        return regularizers.IMM(self.model, self.config.method.removeprefix("imm-"), **settings)  # type: ignore[arg-type]
+
+    def begin_task(self, t: int) -> None:
+        assert isinstance(self.regularizer, regularizers.IMM)
+        self.regularizer.begin_task()
+        if t > 0:
+            self.regularizer.detach()
+            self.optimizer = self.new_optimizer()
+        super().begin_task(t)
+
+    def prepare(self, t: int) -> None:
+        super().prepare(t)
+        if t > 0 and "drop" in self.config.settings["transfer"]:
+            weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            self.put(self.regularizer.anchor())  # drop-transfer drops back to where the task began
+            self.drop = DropTransfer(self.model, self.drop_share)
+            self.put(weights)
+
+    def end_task(self, t: int) -> None:
+        if self.drop:
+            self.drop.remove()
+            self.drop = None
+        super().end_task(t)
+
+    @torch.no_grad()
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+
+
 REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
     "ewc": regularizers.EWC,
     "online-ewc": regularizers.OnlineEWC,
     "si": regularizers.SI,
     "mas": regularizers.MAS,
     "alasso": regularizers.ALASSO,
+    "alasso-memory": regularizers.ALASSO,
 }
 
-LEARNERS: dict[str, type[Learner]] = {"sgd": Learner, **dict.fromkeys(REGULARIZERS, Regularized)}
+MEMORY = 1 << 20  # where in the seeds' space the choice of memories lies: beyond any epoch
 
 
 def position_seed(*numbers: int) -> int:
     """One seed for a place in a run: neighbouring places get unrelated ones."""
-    import numpy as np
-
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

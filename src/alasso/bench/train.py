@@ -18,7 +18,9 @@ from alasso.bench import checkpoint, metrics, models, results
 from alasso.bench.benchmarks import make_stream
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
-from alasso.bench.learners import LEARNERS, Learner
+from alasso.bench.graphs import steps_for
+from alasso.bench.learners import Learner
+from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
@@ -47,6 +49,7 @@ def run(
     place = torch_device(device)
     stream = stream or make_stream(config, data_dir, place)
     saved = out / f"{config.name}.checkpoint" if out else None
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     torch.manual_seed(config.seed)
     learner = make_learner(config, stream, model, place)
     position = Position()
@@ -105,7 +108,8 @@ class Trainer:
         self.untrained = position.untrained or []
         self._seconds_before, self._started = position.seconds, time.monotonic()
         self._last_save = self._started
-        self._loss_sum = torch.full((), position.loss_sum, dtype=torch.float64, device=learner.device)
+        self.steps = steps_for(learner)
+        self.steps.loss_sum += position.loss_sum
 
     def train(self) -> None:
         learner, position, tasks = self.learner, self.position, self.stream.tasks
@@ -115,6 +119,8 @@ class Trainer:
         for t in range(position.task, len(tasks)):
             if position.epoch == position.step == 0:
                 learner.begin_task(t)
+            learner.prepare(t)
+            self.steps.begin(t)
             for epoch in range(position.epoch, self.config.epochs):
                 self.train_epoch(t, epoch)
             learner.end_task(t)
@@ -128,9 +134,9 @@ class Trainer:
 
     def train_epoch(self, t: int, epoch: int) -> None:
         position = self.position
-        batches = self.learner.epoch_plan(t, epoch).split(self.config.batch_size)
-        for plan in batches[position.step :]:
-            self._loss_sum += self.learner.step(t, plan)
+        plans = self.learner.epoch_plan(t, epoch)
+        for plan in plans[position.step :]:
+            self.steps.step(t, plan)
             position.step += 1
             self.observer.step_done(t, epoch, self.steps_done())
             if self.stop_requested():
@@ -138,11 +144,11 @@ class Trainer:
                 raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {position.step}")
             if time.monotonic() - self._last_save > self.checkpoint_every:
                 self.save()
-        loss = float(self._loss_sum) / len(batches)
-        self._loss_sum.zero_()
         position.epoch, position.step = epoch + 1, 0
         if self.observer.wants_epochs:
+            loss = float(self.steps.loss_sum) / len(plans)
             self.observer.epoch_done(t, epoch, loss, self.learner.penalty(), self.accuracy, self.seconds_left())
+        self.steps.loss_sum.zero_()
 
     # -- where it stands ----------------------------------------------------------------------------------------
 
@@ -151,7 +157,7 @@ class Trainer:
         if self.saved is None:
             return
         position = self.position
-        position.loss_sum, position.seconds = float(self._loss_sum), self.seconds()
+        position.loss_sum, position.seconds = float(self.steps.loss_sum), self.seconds()
         position.accuracy, position.ahead, position.untrained = self.accuracy, self.ahead, self.untrained
         checkpoint.save(self.saved, self.config, position, self.learner.state_dict(), self.learner.device)
 
@@ -183,7 +189,8 @@ def make_learner(
     config: RunConfig, stream: Stream, model: Callable[[], nn.Module] | None, device: torch.device
 ) -> Learner:
     def from_config() -> nn.Module:
-        return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden)
+        dropout = config.method == "sgd-dropout"
+        return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden, dropout=dropout)
 
     return LEARNERS[config.method](config, stream, model or from_config, device)
 

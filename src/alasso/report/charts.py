@@ -146,23 +146,25 @@ def bars(section: Section) -> Any:
 
 def matrix_chart(section: Section, group: Group) -> Any:
     """Accuracy on every task after learning every task; the page says of which group, and fills in the numbers."""
-    from bokeh.models import ColorBar, LinearColorMapper
     from bokeh.palettes import Cividis256
 
+    models = bokeh_models()
     matrix = group.matrices.mean(axis=0)
     after, on = np.nonzero(~np.isnan(matrix))
     plot = new_plot("accuracy on task", "after learning task", section.tasks)
     plot.x_range.start, plot.x_range.end = 0.5, section.tasks + 0.5
     plot.y_range.start, plot.y_range.end = section.tasks + 0.5, 0.5
     plot.ygrid.visible = False
-    mapper = LinearColorMapper(Cividis256, low=0, high=1)
+    mapper = models.LinearColorMapper(list(Cividis256), low=0, high=1)
     source = {"x": on + 1, "y": after + 1, "value": matrix[after, on]}
     cells = plot.rect(
         "x", "y", 1, 1, source=source, fill_color={"field": "value", "transform": mapper}, line_color=None, name="cells"
     )
-    plot.add_layout(ColorBar(color_mapper=mapper, width=10, border_line_color=None, background_fill_alpha=0), "right")
+    plot.add_layout(
+        models.ColorBar(color_mapper=mapper, width=10, border_line_color=None, background_fill_alpha=0), "right"
+    )
     tooltips = [("after learning task", "@y"), ("on task", "@x"), ("accuracy", "@value{0.0000}")]
-    plot.add_tools(bokeh_models().HoverTool(renderers=[cells], tooltips=tooltips))
+    plot.add_tools(models.HoverTool(renderers=[cells], tooltips=tooltips))
     return plot
 
 
@@ -241,6 +243,7 @@ def line_and_points(
 
 def tag(renderer: Any, section: Section, group: Group, look: Look, always: bool = False) -> Any:
     """Make the renderer known to legend and dark mode."""
+    renderer.nonselection_glyph = renderer.muted_glyph = None  # never shown, and each as long as the line itself
     renderer.name = section.label(group)
     renderer.tags = [look.light, look.dark, group.config.hash]
     renderer.visible = always or any(group is shown for shown in section.headline)

@@ -68,13 +68,15 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = WIDTH, height: float = HEIGHT, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    width: float = WIDTH, height: float = HEIGHT, columns: int = 1, same_scale: bool = True
+) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side, off screen: no window system, nothing kept by pyplot."""
     matplotlib()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, columns, sharey=True, squeeze=False)
+    axes = figure.subplots(1, columns, sharey=same_scale, squeeze=False)
     return figure, list(axes[0])
 
 
@@ -120,7 +122,7 @@ def label_ends(axes: Axes, lines: Sequence[Line]) -> None:
     """Names beside the last points, pushed apart so that none lies on another."""
     axes.margins(x=0.02)
     low, high = axes.get_ylim()
-    height = axes.figure.get_figheight() * 0.8 * 72  # points, about
+    height = axes.bbox.height * 72 / STYLE["figure.dpi"]  # points
     apart = (high - low) * 11.0 / height
     ends = np.array([line.mean[-1] for line in lines])
     for line, y in zip(lines, pushed_apart(ends, apart), strict=True):

@@ -67,7 +67,7 @@ def sensitivity(results: Sequence[Result]) -> Figure | None:
                 ink = "white" if value < (low + high) / 2 else "#222222"
                 axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=ink)
         bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=12)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         titled(axes, "Sensitivity to a", "mean accuracy A after all tasks")
     return figure
 

@@ -21,7 +21,8 @@ from alasso.report.drawing import (
     task_ticks,
     titled,
 )
-from alasso.report.groups import Curve, Group, Section, has_memory, one_section
+from alasso.report.groups import Array, Curve, Group, Section, has_memory, one_section
+from alasso.report.names import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ def memory(results: Sequence[Result]) -> Figure | None:
 
 def memory_groups(section: Section) -> list[Group]:
     """Methods with memory and their like without, nothing if none has memory."""
-    with_memory = [group for group in section.standard.values() if has_memory(group.config)]
+    with_memory = [group for group in section.groups if has_memory(group.config)]
     without = [section.standard[method] for method in ("alasso", "vcl") if method in section.standard]
     return [*with_memory, *without] if with_memory else []
 
@@ -141,7 +142,7 @@ def accuracy_matrix(result: Result) -> Figure:
         for side in ("left", "bottom"):
             axes.spines[side].set_visible(False)
         bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         bar.set_label("accuracy")
         titled(axes, f"{section.label(section.groups[0])}, seed {result.config.seed}", section.title)
         if tasks <= 12:
@@ -185,8 +186,6 @@ def _task_lines(group: Group, chosen: Sequence[int]) -> list[Line]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    from alasso.report.names import Look
-
     lines = []
     for number, task in enumerate(chosen):
         values = group.matrices[:, task:, task]
@@ -201,7 +200,7 @@ def _bars_note(groups: Sequence[Group]) -> str:
     return seeds_note(groups).replace("band", "bar")
 
 
-def _write_cells(axes: Axes, matrix: np.ndarray) -> None:  # type: ignore[type-arg]
+def _write_cells(axes: Axes, matrix: Array) -> None:
     for (row, column), value in np.ndenumerate(matrix):
         if not np.isnan(value):
             ink = "white" if value < 0.55 else darkened("#222222")

@@ -66,7 +66,7 @@ def is_coupled(config: RunConfig) -> bool:
 
 def has_memory(config: RunConfig) -> bool:
     """Keeps examples of past tasks."""
-    return config.method in ("alasso-memory", "vcl-coreset")
+    return config.memory > 0 or config.method == "vcl-coreset"
 
 
 #: Variants with a name: predicate, what they are called, and the settings that make them so.
@@ -83,6 +83,9 @@ def variant(config: RunConfig) -> str | None:
 
 
 def has_default_settings(config: RunConfig) -> bool:
+    """The method as the catalog has it on this benchmark, measured on test examples."""
+    if config.validation or (has_memory(config) and config.method not in ("alasso-memory", "vcl-coreset")):
+        return False
     default = dict(METHODS[config.method].settings) if config.method in METHODS else {}
     if config.benchmark in BENCHMARKS:
         default |= BENCHMARKS[config.benchmark].settings.get(config.method, {})
@@ -94,7 +97,7 @@ def has_default_settings(config: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """All seeds of one config, one result a seed, seeds in order. ``measures`` holds one value a seed, None: unknown."""
+    """All seeds of one config, one result a seed, in order. ``measures``: one value a seed, None if unknown."""
 
     results: tuple[Result, ...]
     measures: Mapping[str, tuple[float | None, ...]]

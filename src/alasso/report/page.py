@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds its data, its script and the charting library, and asks the network for nothing."""
+"""The page: one HTML file with its data, its script and the charting library inside; it needs no network."""
 
 from __future__ import annotations
 
@@ -118,16 +118,12 @@ def figure_html(number: int, section: Section, name: str, data: dict[str, Any], 
     spoken = summary(section, curves.get(name, metrics.accuracy_curve), heading)
     controls = {"one-task": task_slider(section), "matrix": group_select(section, with_matrix)}.get(name, "")
     return (
-        f'<figure id="{identity}"><figcaption><strong>{heading}</strong> <span>{explanation}</span></figcaption>{controls}'
-        f'<div class="chart" data-chart="{name}" data-item="{identity}-data" role="img" aria-label="{text_long(spoken)}">'
-        f"</div>{numbers}{json_script(f'{identity}-data', data)}</figure>"
+        f'<figure id="{identity}">'
+        f"<figcaption><strong>{heading}</strong> <span>{explanation}</span></figcaption>{controls}"
+        f'<div class="chart" data-chart="{name}" data-item="{identity}-data" role="img" '
+        f'aria-label="{text(spoken, longest=2000)}"></div>'
+        f"{numbers}{json_script(f'{identity}-data', data)}</figure>"
     )
-
-
-def text_long(sentence: str) -> str:
-    import html
-
-    return html.escape(sentence, quote=True)
 
 
 def task_slider(section: Section) -> str:
@@ -158,7 +154,7 @@ def live_section(live: Sequence[Progress]) -> str:
     if not live:
         return (
             '<section id="live"><h2>Running</h2><p>No run is being logged here. '
-            "Start one with <code>alasso run … --log csv</code> and the same folder as <code>--out</code>.</p></section>"
+            "Start one with <code>alasso run … --log csv</code> and this folder as <code>--out</code>.</p></section>"
         )
     figures = []
     for key, ylabel, xlabel in CHARTS:

@@ -17,8 +17,8 @@ from alasso.report.names import Look, number, plain
 LONGEST = 300  # letters of any one string from a file
 
 
-def text(value: object) -> str:
-    return html.escape(plain(value, LONGEST), quote=True)
+def text(value: object, longest: int = LONGEST) -> str:
+    return html.escape(plain(value, longest), quote=True)
 
 
 def json_script(identity: str, data: Any) -> str:

@@ -1,0 +1,140 @@
+"""Variational continual learning in the harness: a Gaussian for each weight, with and without coresets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alasso.bench.learners import MEMORY, Learner, StepPlan, position_seed
+from alasso.bench.memory import Mixture, only_own_head
+from alasso.bench.streams import Task
+from alasso.coresets import k_center_coreset, random_coreset
+from alasso.methods import vcl
+
+CORESET_EPOCHS = 1 << 21  # where in the seeds' space the training on coresets lies
+
+
+class Variational(Learner):
+    """VCL: the posterior of the last task is the prior of the next; answers are averaged over samples of weights.
+
+    As its authors do, the first task starts from a point estimate, trained before, and Adam starts anew at each task.
+    """
+
+    def new_model(self) -> nn.Module:
+        return self.converted(super().new_model())
+
+    def converted(self, point_estimate: nn.Module) -> nn.Module:
+        settings = self.config.settings
+        logvar, prior_var = settings["initial_logvar"], settings["prior_var"]
+        return vcl.convert(point_estimate, initial_logvar=logvar, prior_var=prior_var)
+
+    def begin_task(self, t: int) -> None:
+        if t == 0 and self.config.settings["point_epochs"] > 0:
+            self.start_from_point_estimate()
+        self.optimizer = self.new_optimizer()
+
+    def start_from_point_estimate(self) -> None:
+        """Train a plain network on the first task for a while; its weights become the means."""
+        plain = Learner(self.config, self.stream, self.make_model, self.device)
+        for epoch in range(self.config.settings["point_epochs"]):
+            for plan in plain.epoch_plan(0, epoch):
+                plain.step(0, plan)
+        self.model = self.converted(plain.model)
+
+    def loss(self, t: int, plan: StepPlan) -> Tensor:
+        head = self.stream.tasks[t].head
+        x, y = self.batch(self.stream.tasks[t].train, plan.own)
+
+        def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(outputs[:, head], y - head.start)
+
+        return vcl.negative_elbo(
+            self.model,
+            x,
+            y,
+            cross_entropy,
+            data_size=len(self.stream.tasks[t].train),
+            samples=self.config.settings["train_samples"],
+        )
+
+    def end_task(self, t: int) -> None:
+        super().end_task(t)
+        vcl.update_prior(self.model)
+
+    def answers(self, x: Tensor, task: Task) -> Tensor:
+        probabilities = vcl.predict(
+            self.model, x, self.config.settings["test_samples"], head=lambda outputs: outputs[:, task.head]
+        )
+        return probabilities.argmax(1) + int(task.head.start)
+
+
+class VariationalWithCoreset(Variational):
+    """VCL with a coreset of each task, left out of training and trained on only before answering, in a copy."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.coresets: list[Tensor] = []
+
+    def begin_task(self, t: int) -> None:
+        super().begin_task(t)
+        self.coresets.append(self.choose(self.stream.tasks[t], t))
+
+    def choose(self, task: Task, t: int) -> Tensor:
+        generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, MEMORY))
+        size = min(self.config.settings["coreset"], len(task.train) - 1)
+        if self.config.settings["choose"] == "random":
+            return random_coreset(len(task.train), size, generator)
+        x, _ = task.train.batch(torch.arange(len(task.train), device=task.train.images.device))
+        return k_center_coreset(x.flatten(1), size, generator=generator).cpu()
+
+    def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
+        """The task's examples without its coreset."""
+        generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
+        keep = torch.ones(len(self.stream.tasks[t].train), dtype=torch.bool)
+        keep[self.coresets[t]] = False
+        kept = keep.nonzero().flatten()
+        order = kept[torch.randperm(len(kept), generator=generator)]
+        return [StepPlan(own) for own in order.split(self.config.batch_size)]
+
+    def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
+        posterior, optimizer = self.model, self.optimizer
+        # Answering must leave no trace, not even in the random numbers of the tasks to come.
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self.model = copy.deepcopy(posterior)
+            self.optimizer = self.new_optimizer()
+            self.train_on_coresets(t)
+            found = super().accuracies(t, earlier)
+        self.model, self.optimizer = posterior, optimizer
+        return found
+
+    def train_on_coresets(self, t: int) -> None:
+        mixture = Mixture(self.stream.tasks[: t + 1])
+        pairs = torch.cat([torch.stack([torch.full_like(kept, j), kept], 1) for j, kept in enumerate(self.coresets)])
+        generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, CORESET_EPOCHS))
+        settings = self.config.settings
+        for _ in range(settings["coreset_epochs"]):
+            for piece in pairs[torch.randperm(len(pairs), generator=generator)].split(self.config.batch_size):
+                x, y, first, last = mixture.batch(piece, self.device)
+
+                def cross_entropy(outputs: Tensor, y: Tensor, first: Tensor = first, last: Tensor = last) -> Tensor:
+                    repeats = len(outputs) // len(first)
+                    masked = only_own_head(outputs, first.repeat(repeats), last.repeat(repeats))
+                    return nn.functional.cross_entropy(masked, y)
+
+                loss = vcl.negative_elbo(
+                    self.model, x, y, cross_entropy, data_size=len(pairs), samples=settings["train_samples"]
+                )
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "coresets": self.coresets}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.coresets = [kept.cpu() for kept in saved["coresets"]]

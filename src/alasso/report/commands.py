@@ -1,0 +1,103 @@
+"""The commands report, compare and probe, as the command line registers them. Heavy imports wait for their turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from alasso.errors import AlassoError
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
+]
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="Folder of result files, or one of them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="Also draw every figure as PNG, SVG and PDF into this folder.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page on this machine and follow runs that go on.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="With --watch: 0 for any that is free.", min=0, max=65535)] = 8321,
+) -> None:
+    """Make one self-contained page, and the paper's figures, from results."""
+    from alasso.bench.atomic import write_whole
+    from alasso.report import page
+    from alasso.report.charts import bokeh
+    from alasso.report.load import collect
+
+    bokeh()  # said at once if it is missing
+    if watch:
+        return follow(results, port)
+    found = collect([results])
+    for line in found.left_out:
+        say(f"left out: {line}")
+    if not found.results:
+        raise AlassoError(f"there are no results in {results}")
+    content = page.build(found).encode()
+    write_whole(output, content)
+    say(f"{output}: {len(found.results)} results, {len(content) / 1e6:.1f} MB")
+    if figures is not None:
+        from alasso.report.figure_files import FORMATS, write_figures
+
+        written, absent = write_figures(found.results, figures)
+        for line in absent:
+            say(line)
+        say(f"{figures}: {len(written) // len(FORMATS)} figures as {', '.join(FORMATS)}")
+    return None
+
+
+def follow(folder: Path, port: int) -> None:
+    from alasso.report.watch import serve
+
+    if not folder.is_dir():
+        raise AlassoError(f"--watch follows a folder, and {folder} is none")
+    serve(folder, port, say)
+
+
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="Result files or folders; files of one config go together.")],
+) -> None:
+    """Results side by side, with the difference to the first and its standard error over seeds."""
+    from alasso.report import compare as comparing
+
+    columns, left_out = comparing.columns_of(results)
+    for line in left_out:
+        say(f"left out: {line}")
+    console = Console()
+    for comparison in comparing.comparisons(columns):
+        console.print(comparing.table(comparison, list(columns)))
+        console.print(comparing.explanation(comparison), style="dim", markup=False)
+
+
+def probe(
+    result: Annotated[Path, typer.Argument(help="A result file; its first task is learned again.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the figures and the measurement.")] = Path("probe"),
+    weights: Annotated[int, typer.Option(help="Weights drawn at random.", min=1)] = 200,
+    offsets: Annotated[int, typer.Option(help="Places on each weight's line.", min=3)] = 41,
+    span: Annotated[float, typer.Option(help="How far a weight is moved to either side.")] = 1.0,
+    examples: Annotated[int, typer.Option(help="Training examples of the task, drawn at random.", min=1)] = 2000,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    data_dir: DataDir = None,
+) -> None:
+    """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
+    from alasso.report.load import read_checked
+    from alasso.report.probe import Plan, probe_first_task
+    from alasso.report.probe_figures import write_probe
+
+    plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
+    measured = probe_first_task(read_checked(result).config, plan, data_dir=data_dir, device=device, say=say)
+    for path in write_probe(measured, out):
+        say(str(path))
+    for line in measured.statement():
+        say(line)
+
+
+def say(line: str) -> None:
+    Console().print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,195 @@
+"""``alasso compare``: results side by side, the difference to the first one and its standard error over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alasso.errors import AlassoError
+from alasso.report.groups import MEASURES, Group, groups, mean_and_spread, sections
+from alasso.report.load import collect
+from alasso.report.names import METHOD_NAMES, number, plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of B − A; its standard error, None with too few seeds; how many seeds were paired, 0 for none."""
+
+    mean: float
+    error: float | None
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same thing in each column; None where a column has nothing like it."""
+
+    title: str
+    columns: list[Group | None]
+
+
+def difference(first: Group, second: Group, measure: str) -> Difference | None:
+    """Over the seeds both have, pair by pair; where they share fewer than two, as independent samples."""
+    one, other = known(first, measure), known(second, measure)
+    if not one or not other:
+        return None
+    shared = sorted(set(one) & set(other))
+    if len(shared) > 1:
+        apart = np.array([other[seed] - one[seed] for seed in shared])
+        return Difference(float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(len(apart)), len(shared))
+    a, b = np.array(list(one.values())), np.array(list(other.values()))
+    error = None
+    if len(a) > 1 and len(b) > 1:
+        error = math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+    return Difference(float(b.mean() - a.mean()), error, 0)
+
+
+def known(group: Group, measure: str) -> dict[int, float]:
+    values = zip(group.seeds, group.measures[measure], strict=True)
+    return {seed: value for seed, value in values if value is not None}
+
+
+# -- what is compared with what -----------------------------------------------------------------------------------
+
+
+def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]]:
+    """Columns by name, and a line for each file left out.
+
+    A folder is a column. Files are put together by config, so that the seeds of one config make one column; a single
+    folder by itself is taken apart in the same way.
+    """
+    left_out: list[str] = []
+    columns: dict[str, list[Group]] = {}
+    loose: list[Path] = []
+    for path in paths:
+        if path.is_dir() and len(paths) > 1:
+            found = collect([path])
+            left_out += found.left_out
+            columns[_unused(plain(path), columns)] = groups(found.results)
+        else:
+            loose.append(path)
+    found = collect(loose)
+    left_out += found.left_out
+    for section in sections(found.results):
+        for group in section.groups:
+            columns[_unused(section.label(group), columns)] = [group]
+    empty = [name for name, inside in columns.items() if not inside]
+    if empty:
+        raise AlassoError(f"there are no results in {empty[0]}")
+    if len(columns) < 2:
+        raise AlassoError("there is only one thing here; compare takes two or more results, configs or folders")
+    return columns, left_out
+
+
+def comparisons(columns: dict[str, list[Group]]) -> list[Comparison]:
+    """Columns of one config each are compared as they are; folders, config by config, or else method by method."""
+    if all(len(inside) == 1 for inside in columns.values()):
+        alone = [inside[0] for inside in columns.values()]
+        return [Comparison(_common_title(alone), list(alone))]
+    rest = [list(inside) for inside in columns.values()]
+    matched = _matched(rest, lambda group: group.config.hash)
+    return matched + _matched(rest, _method_key, alone_too=True)
+
+
+def _matched(rest: list[list[Group]], key: Callable[[Group], str], alone_too: bool = False) -> list[Comparison]:
+    """Take out of ``rest`` what two columns or more have by ``key`` exactly once; with ``alone_too``, all there is."""
+    keys = dict.fromkeys(key(group) for inside in rest for group in inside)
+    found = []
+    for wanted in keys:
+        inside = [[group for group in column if key(group) == wanted] for column in rest]
+        if max(map(len, inside)) > 1:
+            if alone_too:
+                raise AlassoError(
+                    f"several configs of {wanted} are in one folder and not in the others; compare their files instead"
+                )
+            continue
+        row = [groups_[0] if groups_ else None for groups_ in inside]
+        if sum(group is not None for group in row) < 2 and not alone_too:
+            continue
+        for column, taken in zip(rest, row, strict=True):
+            if taken is not None:
+                column.remove(taken)
+        found.append(Comparison(_common_title([group for group in row if group]), row))
+    return found
+
+
+def _method_key(group: Group) -> str:
+    return f"{METHOD_NAMES.get(group.method, group.method)} on {group.config.benchmark}"
+
+
+def _common_title(found: Sequence[Group]) -> str:
+    """What the groups have in common."""
+    places = {f"{g.config.benchmark}, {len(g.results[0].accuracy)} tasks" for g in found}
+    methods = {METHOD_NAMES.get(group.method, group.method) for group in found}
+    place = places.pop() if len(places) == 1 else "different benchmarks or numbers of tasks"
+    return f"{methods.pop()} on {place}" if len(methods) == 1 else place
+
+
+def _unused(name: str, taken: dict[str, list[Group]]) -> str:
+    return name if name not in taken else _unused(name + "′", taken)
+
+
+# -- showing ------------------------------------------------------------------------------------------------------
+
+
+def table(comparison: Comparison, names: Sequence[str]) -> Table:
+    """Measures down, columns across, each but the first with its difference."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=Text(comparison.title), title_justify="left", title_style="bold")
+    shown.add_column("")
+    present = [(name, group) for name, group in zip(names, comparison.columns, strict=True) if group is not None]
+    for place, (name, group) in enumerate(present):
+        seeds = f"{len(group.results)} {'seed' if len(group.results) == 1 else 'seeds'}"
+        shown.add_column(Text(f"{plain(name, 40)}\n{seeds}"), justify="right")
+        if place:
+            shown.add_column("difference", justify="right")
+    for measure, heading, more_is_better in MEASURES:
+        digits = 1 if measure == "seconds" else 4
+        cells = []
+        for place, (_, group) in enumerate(present):
+            mean, spread = mean_and_spread(group.measures[measure])
+            cells.append(Text(number(mean, digits) + (f" ± {number(spread, digits)}" if spread is not None else "")))
+            if place:
+                cells.append(_difference_cell(difference(present[0][1], group, measure), digits, more_is_better))
+        shown.add_row(heading, *cells)
+    return shown
+
+
+def _difference_cell(found: Difference | None, digits: int, more_is_better: bool | None) -> Text:
+    from rich.text import Text
+
+    if found is None:
+        return Text("–")
+    sign = "+" if found.mean > 0 else ""
+    cell = f"{sign}{number(found.mean, digits)}"
+    if found.error is None:
+        return Text(cell)
+    cell += f" ± {number(found.error, digits)}"
+    # Coloured only where it is more than two standard errors from nothing.
+    clear = more_is_better is not None and abs(found.mean) > 2 * found.error
+    style = ("green" if (found.mean > 0) == more_is_better else "red") if clear else ""
+    return Text(cell, style=style)
+
+
+def explanation(comparison: Comparison) -> str:
+    """How the differences were worked out, in a line under the table."""
+    present = [group for group in comparison.columns if group is not None]
+    pairs = [found.pairs for group in present[1:] if (found := difference(present[0], group, "A"))]
+    if not pairs:
+        return "only one column has this"
+    if all(pairs):
+        return "difference to the first column ± its standard error, seed by seed"
+    if any(len(group.results) < 2 for group in present):
+        return "difference to the first column; a standard error needs two seeds or more of each"
+    return "difference to the first column ± its standard error; seed by seed where two or more seeds are the same"

@@ -1,0 +1,129 @@
+r"""The loss along single weights' lines: many weights and offsets at once.
+
+Moving weight (i, j) of a linear layer by δ changes one unit alone: its pre-activation grows by δ·x_j. Up to the next
+linear layer only that unit's column has to be worked out again, and what it adds there is of rank one,
+
+.. math:: z' = z + W_{:,i} \, (h_i(z_i + \delta x_j) - h_i(z_i)) ,
+
+so that no matrix product of the changed layer or the next is repeated. A bias is a weight whose input is one. Weights
+of other layers, and of networks that are not a plain sequence, are measured on stacked copies of their tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+#: Numbers worked on at once: large enough to keep cores busy, small enough for a cache.
+CHUNK = 1 << 22
+
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Identity, nn.Dropout)
+
+Loss = Callable[[Tensor], Tensor]  # (…, examples, outputs) → (…): mean over examples
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One number of a network: the parameter's name, and where in it."""
+
+    parameter: str
+    index: tuple[int, ...]
+
+
+@torch.no_grad()
+def losses(model: nn.Module, x: Tensor, loss: Loss, weights: Sequence[Weight], offsets: Tensor) -> Tensor:
+    """(weights, offsets): the loss with one weight moved by one offset. The model, in evaluation mode, is not changed."""
+    found = torch.empty(len(weights), len(offsets), dtype=offsets.dtype, device=x.device)
+    by_parameter: dict[str, list[int]] = {}
+    for number, weight in enumerate(weights):
+        by_parameter.setdefault(weight.parameter, []).append(number)
+    for parameter, numbers in by_parameter.items():
+        layer = linear_layer(model, parameter)
+        measure = _by_unit if layer is not None else _by_copies
+        index = torch.tensor([weights[number].index for number in numbers], device=x.device)
+        found[numbers] = measure(model, x, loss, parameter, index, offsets)
+    return found
+
+
+def linear_layer(model: nn.Module, parameter: str) -> int | None:
+    """Place of the linear layer in a plain sequence that the parameter belongs to, None if there is no such."""
+    if not isinstance(model, nn.Sequential) or parameter.count(".") != 1:
+        return None
+    names = [name for name, _ in model.named_children()]
+    place = names.index(parameter.partition(".")[0])
+    return place if isinstance(model[place], nn.Linear) else None
+
+
+def _by_unit(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Tensor, offsets: Tensor) -> Tensor:
+    place = linear_layer(model, parameter)
+    assert isinstance(model, nn.Sequential) and place is not None
+    layers = list(model)
+    entering = nn.Sequential(*layers[:place])(x)
+    before = layers[place](entering)
+    until = next((n for n in range(place + 1, len(layers)) if not isinstance(layers[n], ELEMENTWISE)), len(layers))
+    between = nn.Sequential(*layers[place + 1 : until])
+    after = between(before)
+    following = layers[until] if until < len(layers) else None
+    if following is not None and not isinstance(following, nn.Linear):
+        return _by_copies(model, x, loss, parameter, index, offsets)
+    base = following(after) if following is not None else after
+    rest = nn.Sequential(*layers[until + 1 :])
+
+    unit = index[:, 0].repeat_interleave(len(offsets))
+    inputs = entering.T[index[:, 1]] if index.shape[1] == 2 else torch.ones_like(entering[:, 0]).expand(len(index), -1)
+    slope = inputs.repeat_interleave(len(offsets), dim=0)
+    moved = offsets.repeat(len(index))
+    found = []
+    for part in chunks(len(unit), base.numel(), x.device):
+        column = before.T[unit[part]] + moved[part, None] * slope[part]  # (pairs, examples)
+        change = between(column) - after.T[unit[part]]
+        found.append(loss(rest(_with_change(base, change, unit[part], following))))
+    return torch.cat(found).view(len(index), len(offsets))
+
+
+def _with_change(base: Tensor, change: Tensor, unit: Tensor, following: nn.Linear | None) -> Tensor:
+    """(pairs, examples, width): what leaves the following layer, or the last one's own outputs."""
+    if following is not None:
+        return torch.baddbmm(base.unsqueeze(0), change.unsqueeze(2), following.weight.T[unit].unsqueeze(1))
+    moved = base.expand(len(unit), *base.shape).clone()
+    pairs = torch.arange(len(unit), device=unit.device)
+    moved[pairs, :, unit] += change
+    return moved
+
+
+def _by_copies(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Tensor, offsets: Tensor) -> Tensor:
+    from torch.func import functional_call, vmap
+
+    weights = model.get_parameter(parameter)
+    flat = index @ torch.tensor(weights.stride(), device=index.device)
+    place, moved = flat.repeat_interleave(len(offsets)), offsets.repeat(len(index))
+    answer = vmap(lambda copy: functional_call(model, {parameter: copy}, (x,)))
+    found = []
+    for part in chunks(len(place), max(weights.numel(), x.numel()), x.device):
+        copies = weights.reshape(1, -1).repeat(len(part), 1)
+        copies[torch.arange(len(part)), place[part]] += moved[part]
+        found.append(loss(answer(copies.view(-1, *weights.shape))))
+    return torch.cat(found).view(len(index), len(offsets))
+
+
+def chunks(count: int, size: int, device: torch.device) -> Sequence[Tensor]:
+    """The numbers below ``count`` in pieces, where each of them needs ``size`` numbers of memory."""
+    pieces: Sequence[Tensor] = torch.arange(count, device=device).split(max(1, CHUNK // size))  # type: ignore[no-untyped-call]
+    return pieces
+
+
+@torch.no_grad()
+def losses_one_by_one(model: nn.Module, x: Tensor, loss: Loss, weights: Sequence[Weight], offsets: Tensor) -> Tensor:
+    """The slow and obvious way, for tests: write the weight, run the network, write it back."""
+    found = torch.empty(len(weights), len(offsets), dtype=offsets.dtype)
+    for row, weight in enumerate(weights):
+        tensor = model.get_parameter(weight.parameter)
+        before = tensor[weight.index].clone()
+        for column, offset in enumerate(offsets):
+            tensor[weight.index] = before + offset
+            found[row, column] = loss(model(x))
+        tensor[weight.index] = before
+    return found
