@@ -286,7 +286,9 @@ def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
         config, train.make_stream(config, None, torch.device("cpu")), None, torch.device("cpu")
     )
     path = tmp_path / "x.checkpoint"
-    checkpoint.save(path, config, checkpoint.Position(), learner.state_dict(), torch.device("cpu"))
+    writer = checkpoint.Writer()
+    writer.save(path, config, checkpoint.Position(), learner.state_dict(), torch.device("cpu"))
+    writer.finish()
     with pytest.raises(AlassoError, match="checkpoint of another run: settings differ"):
         checkpoint.load(path, other, torch.device("cpu"))
     path.write_bytes(path.read_bytes()[:-1000])

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from alasso import kernels
 from alasso.errors import AlassoError
-from alasso.methods.surrogate import two_sided_spring_grad
 from alasso.sharding import local
 
 if TYPE_CHECKING:
@@ -138,14 +138,16 @@ class Attachment:
         total_grad = task_grad
         # In the first task there is nothing to add, but fused optimizers unscale the gradient they are given in place.
         if regularizer.tasks > 0 or to_objective is not None:
-            total_grad = parameter.grad = self._scratch("total gradient", parameter, task_grad)
+            total_grad = parameter.grad = self._kept("total gradient", parameter, task_grad)
         if regularizer.tasks > 0:
-            penalty_grad = two_sided_spring_grad(theta - state.anchor, *regularizer.stiffness_of(name, state))
-            local(total_grad).add_(penalty_grad if to_objective is None else penalty_grad * to_objective)
-        before = self._scratch("before", parameter, theta) if regularizer.surrogate.observes_path else None
+            springs = regularizer.stiffness_of(name, state)
+            if to_objective is not None:
+                springs = (springs[0] * to_objective, springs[1] * to_objective)
+            kernels.run(kernels.add_penalty_, local(total_grad), theta, state.anchor, *springs)
+        before = self._kept("before", parameter, theta) if regularizer.surrogate.observes_path else None
         self._open.append(OpenStep(name, parameter, task_grad, total_grad, before, to_objective))
 
-    def _scratch(self, purpose: str, parameter: nn.Parameter, content: Tensor) -> Tensor:
+    def _kept(self, purpose: str, parameter: nn.Parameter, content: Tensor) -> Tensor:
         """A copy of ``content`` in a buffer that is used again at every step: fresh memory is slow memory."""
         key = (purpose, id(parameter), content.shape, content.stride(), content.dtype, content.device)
         if key not in self._buffers:
@@ -171,7 +173,7 @@ class Attachment:
         if found_inf is not None:
             # The scaler skipped this step: the weights stand still, but 0 · inf would poison ω.
             g = torch.where(found_inf.to(torch.bool), 0.0, g)
-        self.regularizer.surrogate.observe(state, g, theta_before.to(dtype), local(step.parameter).to(dtype))
+        kernels.run(kernels.observe_, state.path, g, theta_before.to(dtype), local(step.parameter).to(dtype))
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 

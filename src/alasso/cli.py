@@ -14,6 +14,7 @@ from rich.console import Console
 
 import alasso
 from alasso.errors import AlassoError
+from alasso.report import commands as reporting
 
 app = typer.Typer(
     help="Continual learning by asymmetric loss approximation: run, compare, reproduce.",
@@ -24,6 +25,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command()(reporting.report)
+app.command()(reporting.compare)
+app.command()(reporting.probe)
 
 STOPPED = 130  # as shells report a program ended by Ctrl-C
 #: Options that take several values after one flag: --seed 0 1 2

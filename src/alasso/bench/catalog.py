@@ -138,7 +138,7 @@ _IMM_CHOICES: dict[str, tuple[str, ...]] = {
     "start": ("merged", "last"),
     "labels": ("true", "sampled", "expected"),
 }
-_IMM_SEARCH = {"lam": (1e-4, 1e-3, 1e-2, 1e-1), "transfer": ("weight", "l2", "drop")}
+_IMM_SEARCH = {"transfer": ("l2", "drop"), "lam": (1e-4, 1e-2)}
 _VCL = {"initial_logvar": -6.0, "prior_var": 1.0, "train_samples": 1, "test_samples": 20, "point_epochs": 10}
 _VCL_SEARCH = {"initial_logvar": (-6.0, -8.0), "prior_var": (1.0, 0.1)}
 _LAM = {"lam": (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)}

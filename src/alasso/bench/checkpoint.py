@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,20 +32,49 @@ class Position:
     untrained: list[float] | None = None
 
 
-def save(
-    path: Path, config: RunConfig, position: Position, learner_state: dict[str, Any], device: torch.device
-) -> None:
-    content = {
-        "version": VERSION,
-        "config": config.to_json(),
-        "position": asdict(position),
-        "learner": learner_state,
-        "random": random_state(device),
-    }
+class Writer:
+    """Writes checkpoints beside the training: the state is copied at once, and laid on the disk while steps go on."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
+
+    def save(
+        self, path: Path, config: RunConfig, position: Position, learner_state: dict[str, Any], device: torch.device
+    ) -> None:
+        self.finish()
+        content = {
+            "version": VERSION,
+            "config": config.to_json(),
+            "position": copy.deepcopy(asdict(position)),
+            "learner": copied_to_host(learner_state),
+            "random": random_state(device),
+        }
+        self._pending = self._pool.submit(_write, path, content)
+
+    def finish(self) -> None:
+        """Wait for what is being written; a disk that refused is heard of here."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
     # Into memory first: a full disk then shows as an OSError and not from within torch's writer.
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_whole(path, buffer.getbuffer())
+
+
+def copied_to_host(state: Any) -> Any:
+    """The same nesting with every tensor copied, so that training may go on changing its own."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: copied_to_host(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [copied_to_host(value) for value in state]
+    return state
 
 
 def load(path: Path, config: RunConfig, device: torch.device) -> tuple[Position, dict[str, Any]]:

@@ -106,6 +106,7 @@ class Trainer:
         self.accuracy = position.accuracy or []
         self.ahead = position.ahead or []
         self.untrained = position.untrained or []
+        self.writer = checkpoint.Writer()
         self._seconds_before, self._started = position.seconds, time.monotonic()
         self._last_save = self._started
         self.steps = steps_for(learner)
@@ -131,6 +132,7 @@ class Trainer:
             self.observer.task_done(t, self.accuracy, self.seconds_left())
             if t + 1 < len(tasks):
                 self.save()
+        self.writer.finish()
 
     def train_epoch(self, t: int, epoch: int) -> None:
         position = self.position
@@ -141,6 +143,7 @@ class Trainer:
             self.observer.step_done(t, epoch, self.steps_done())
             if self.stop_requested():
                 self.save()
+                self.writer.finish()
                 raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {position.step}")
             if time.monotonic() - self._last_save > self.checkpoint_every:
                 self.save()
@@ -159,7 +162,7 @@ class Trainer:
         position = self.position
         position.loss_sum, position.seconds = float(self.steps.loss_sum), self.seconds()
         position.accuracy, position.ahead, position.untrained = self.accuracy, self.ahead, self.untrained
-        checkpoint.save(self.saved, self.config, position, self.learner.state_dict(), self.learner.device)
+        self.writer.save(self.saved, self.config, position, self.learner.state_dict(), self.learner.device)
 
     def seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
@@ -198,14 +201,15 @@ def make_learner(
 def torch_device(name: str) -> torch.device:
     """``auto`` is a GPU where there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise AlassoError(f"there is no device {name!r}; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise AlassoError(f"device {name}: torch sees no GPU here; use --device cpu")
-    return device
+    # Tensors name their device with its number.
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def peak_memory(device: torch.device) -> int:

@@ -225,8 +225,8 @@ def column_source(columns: Mapping[str, Array], group: Group) -> Any:
 
 
 def rounded(values: Array) -> list[float]:
-    """As short as a chart can be exact: pages with many lines stay small."""
-    return [int(value) if value == int(value) else round(float(value), 5) for value in values]
+    """As many digits as hovering shows: rounded once, and pages with many lines stay small."""
+    return [int(value) if value == int(value) else round(float(value), 4) for value in values]
 
 
 def line_and_points(
@@ -237,7 +237,7 @@ def line_and_points(
     size = 6 if section.tasks <= 40 else 3.5
     marker = MARKERS[look.marker]
     points = plot.scatter(**common, y="mean", size=size, marker=marker, fill_color=look.light, line_color=look.light)
-    points.glyph.hit_dilation = 2.5
+    points.glyph.hit_dilation = 1.5
     return tag(points, section, group, look, always)
 
 

@@ -82,7 +82,7 @@ def probe(
     weights: Annotated[int, typer.Option(help="Weights drawn at random.", min=1)] = 200,
     offsets: Annotated[int, typer.Option(help="Places on each weight's line.", min=3)] = 41,
     span: Annotated[float, typer.Option(help="How far a weight is moved to either side.")] = 1.0,
-    examples: Annotated[int, typer.Option(help="Training examples of the task, drawn at random.", min=1)] = 2000,
+    examples: Annotated[int, typer.Option(help="Training examples of the task, drawn at random.", min=1)] = 1000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     data_dir: DataDir = None,
 ) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+MOST_ACROSS = 3  # columns of a table that a terminal has room for
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -142,28 +144,71 @@ def _unused(name: str, taken: dict[str, list[Group]]) -> str:
 
 
 def table(comparison: Comparison, names: Sequence[str]) -> Table:
-    """Measures down, columns across, each but the first with its difference."""
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(title=Text(comparison.title), title_justify="left", title_style="bold")
-    shown.add_column("")
+    """Measures down and things across; many things down and measures across."""
     present = [(name, group) for name, group in zip(names, comparison.columns, strict=True) if group is not None]
+    return (
+        _things_across(comparison.title, present)
+        if len(present) <= MOST_ACROSS
+        else _things_down(comparison.title, present)
+    )
+
+
+def _things_across(title: str, present: Sequence[tuple[str, Group]]) -> Table:
+    shown = _titled_table(title)
     for place, (name, group) in enumerate(present):
-        seeds = f"{len(group.results)} {'seed' if len(group.results) == 1 else 'seeds'}"
-        shown.add_column(Text(f"{plain(name, 40)}\n{seeds}"), justify="right")
+        shown.add_column(_name_and_seeds(name, group), justify="right")
         if place:
             shown.add_column("difference", justify="right")
     for measure, heading, more_is_better in MEASURES:
         digits = 1 if measure == "seconds" else 4
         cells = []
         for place, (_, group) in enumerate(present):
-            mean, spread = mean_and_spread(group.measures[measure])
-            cells.append(Text(number(mean, digits) + (f" ± {number(spread, digits)}" if spread is not None else "")))
+            cells.append(_value_cell(group, measure, digits))
             if place:
                 cells.append(_difference_cell(difference(present[0][1], group, measure), digits, more_is_better))
         shown.add_row(heading, *cells)
     return shown
+
+
+def _things_down(title: str, present: Sequence[tuple[str, Group]]) -> Table:
+    """Each difference under its value; measures that nothing has are left out, and so are the less telling ones."""
+    measures = [m for m in MEASURES if m[0] in ("A", "F", "I", "std") and any(known(g, m[0]) for _, g in present)]
+    shown = _titled_table(title)
+    for _, heading, _ in measures:
+        shown.add_column(heading, justify="right")
+    for place, (name, group) in enumerate(present):
+        cells = []
+        for measure, _, more_is_better in measures:
+            cell = _value_cell(group, measure, 3)
+            if place:
+                apart = _difference_cell(difference(present[0][1], group, measure), 3, more_is_better)
+                cell = cell.append("\n").append_text(apart)
+            cells.append(cell)
+        shown.add_row(_name_and_seeds(name, group), *cells)
+    return shown
+
+
+def _titled_table(title: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=Text(title), title_justify="left", title_style="bold", show_lines=False)
+    shown.add_column("")
+    return shown
+
+
+def _name_and_seeds(name: str, group: Group) -> Text:
+    from rich.text import Text
+
+    count = len(group.results)
+    return Text(f"{plain(name, 40)}\n{count} {'seed' if count == 1 else 'seeds'}")
+
+
+def _value_cell(group: Group, measure: str, digits: int) -> Text:
+    from rich.text import Text
+
+    mean, spread = mean_and_spread(group.measures[measure])
+    return Text(number(mean, digits) + (f" ± {number(spread, digits)}" if spread is not None else ""))
 
 
 def _difference_cell(found: Difference | None, digits: int, more_is_better: bool | None) -> Text:
@@ -189,7 +234,7 @@ def explanation(comparison: Comparison) -> str:
     if not pairs:
         return "only one column has this"
     if all(pairs):
-        return "difference to the first column ± its standard error, seed by seed"
+        return "difference to the first ± its standard error, seed by seed"
     if any(len(group.results) < 2 for group in present):
-        return "difference to the first column; a standard error needs two seeds or more of each"
-    return "difference to the first column ± its standard error; seed by seed where two or more seeds are the same"
+        return "difference to the first; a standard error needs two seeds or more of each"
+    return "difference to the first ± its standard error; seed by seed where two or more seeds are the same"

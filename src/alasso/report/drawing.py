@@ -167,7 +167,7 @@ def darkened(colour: str, share: float = 0.25) -> str:
 
 def safe(text: str) -> str:
     """A dollar sign would start a formula."""
-    return plain(text).replace("$", r"\$")
+    return plain(text, 120).replace("$", r"\$")
 
 
 def seeds_note(groups: Sequence[Group]) -> str:

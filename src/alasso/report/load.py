@@ -11,6 +11,9 @@ from alasso.bench import results
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
+#: Files that runs leave beside their results; a shell's ``*`` names them too.
+BESIDE_RESULTS = (".csv", ".checkpoint")
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -36,8 +39,10 @@ def json_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise AlassoError(f"there is no file or folder {path}")
-        inside = sorted(path.rglob("*.json")) if path.is_dir() else [path]
-        files.update(dict.fromkeys(file for file in inside if file.is_file() or file == path))
+        if path.is_dir():
+            files.update(dict.fromkeys(file for file in sorted(path.rglob("*.json")) if file.is_file()))
+        elif path.suffix not in BESIDE_RESULTS:
+            files[path] = None
     return list(files)
 
 

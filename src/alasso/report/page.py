@@ -17,6 +17,7 @@ from alasso.report.page_parts import json_script, numbers_table, summary, text
 
 #: Cells of accuracy matrices that a page holds, about half a megabyte; the main lines come first.
 MOST_CELLS = 100_000
+MOST_BYTES = 3_000_000  # a page beyond that goes without the matrices
 
 #: Nothing from outside, even if a bug let a string of a result file through.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
@@ -34,12 +35,17 @@ CAPTIONS: dict[str, tuple[str, str]] = {
 
 def build(found: Collected, live: Sequence[Progress] | None = None) -> str:
     """The whole page; ``live``: runs still going on, when the page is served and refreshes itself."""
+    whole = _build(found, live, MOST_CELLS)
+    return whole if len(whole.encode()) <= MOST_BYTES else _build(found, live, 0)
+
+
+def _build(found: Collected, live: Sequence[Progress] | None, most_cells: int) -> str:
     library, version = charts.library()
     parts = sections(found.results)
     body = [header(found, parts)]
     if live is not None:
         body.append(live_section(live))
-    body += [section_html(number, section, matrix_groups(parts)) for number, section in enumerate(parts)]
+    body += [section_html(number, section, matrix_groups(parts, most_cells)) for number, section in enumerate(parts)]
     body.append(page_parts.left_out(found.left_out))
     watching = ' data-watch=""' if live is not None else ""
     return (
@@ -72,11 +78,11 @@ def header(found: Collected, parts: Sequence[Section]) -> str:
     return f"<header><h1>Continual learning</h1><p>{' · '.join(facts)}</p>{nav}</header>"
 
 
-def matrix_groups(parts: Sequence[Section]) -> set[str]:
+def matrix_groups(parts: Sequence[Section], room: int) -> set[str]:
     """Keys of the groups whose matrix the page holds, as many as there is room for."""
     wanted = [(section.tasks, group) for section in parts for group in section.headline]
     wanted += [(section.tasks, group) for section in parts for group in section.groups]
-    room, chosen = MOST_CELLS, set[str]()
+    chosen: set[str] = set()
     for tasks, group in wanted:
         cells = tasks * (tasks + 1) // 2
         if group.config.hash not in chosen and cells <= room:

@@ -6,6 +6,7 @@ method penalises anything during the first task; an observer beside the learner 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from alasso.report.groups import Array
 from alasso.report.sides import Loss, Weight, losses
 
 #: Less than this share of the loss is rounding, not a change.
-FLAT = 1e-7
+FLAT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Plan:
     weights: int = 200
     offsets: int = 41
     span: float = 1.0
-    examples: int = 2000
+    examples: int = 1000
 
     def __post_init__(self) -> None:
         if self.offsets % 2 == 0:
@@ -76,30 +77,40 @@ class Measured:
         flip = changes[:, 0] > changes[:, -1]
         return np.asarray(np.where(flip[:, None], changes[:, ::-1], changes))
 
-    def ratios(self) -> Array:
-        """Rise of the steep side over rise of the shallow one, at the ends; infinite where the shallow side falls."""
-        steep = self.steep_right()
-        rises = steep[:, 0] > 0
-        return np.asarray(np.where(rises, steep[:, -1] / np.where(rises, steep[:, 0], 1.0), np.inf))
+    def shallow_over_steep(self) -> Array:
+        """Change at the shallow end over rise at the steep end, not below −1, of weights with a side where it rises.
+
+        1: both sides alike. 0: flat on one side. −1: falls on one side as much as it rises on the other, or more.
+        """
+        lines = self.steep_right()
+        lines = lines[lines[:, -1] > 0]
+        return np.asarray((lines[:, 0] / lines[:, -1]).clip(min=-1))
 
     def statement(self) -> list[str]:
         """How asymmetric the sample is, in words."""
-        total, ratios, plan = len(self.losses), self.ratios(), self.plan
-        both_rise = ratios[np.isfinite(ratios)]
-        lines = [
+        total, lines, plan = len(self.losses), self.steep_right(), self.plan
+        evenness = self.shallow_over_steep()
+        both_rise = 1 / evenness[evenness > 0]
+        rises = lines[lines[:, -1] > 0, -1]
+        said = [
             f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
             f"(test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
             f"on {plan.examples} training examples; measured in {self.seconds:.1f} s",
-            f"{total - len(ratios)} have no effect on the loss at all: their input is always zero, or their unit is",
-            f"of the other {len(ratios)}, the loss falls on one side for {len(ratios) - len(both_rise)}",
+            f"{total - len(lines)} have no effect on the loss at all: their input is always zero, or their unit is",
+            f"for {len(lines) - len(rises)} the loss rises on neither side: training ended short of their optimum",
         ]
+        if len(evenness):
+            said.append(
+                f"{len(evenness)} have a side where the loss rises, by {np.median(rises):.2g} (median); "
+                f"the other side changes by {np.median(evenness):.2f} of that (median; 1: symmetric, below 0: it falls)"
+            )
         if len(both_rise):
             low, middle, high = np.quantile(both_rise, (0.25, 0.5, 0.75))
-            lines.append(
-                f"where it rises on both, {len(both_rise)} weights, it rises {middle:.2f} times as much on the steep "
-                f"side as on the shallow one (median; quartiles {low:.2f} and {high:.2f})"
+            said.append(
+                f"for {len(both_rise)} the loss rises on both sides, {middle:.2f} times as much on the steep one "
+                f"(median; quartiles {low:.2f} and {high:.2f})"
             )
-        return lines
+        return said
 
 
 @dataclass(frozen=True)
@@ -154,13 +165,14 @@ def learn_first_task(learner: Learner) -> Learned:
 def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
     learner, task = learned.learner, stream.tasks[0]
     accuracy = learner.accuracy(task)
-    model = learner.model.eval()
+    # A single weight among millions moves the loss by a millionth: float32 would show its own rounding.
+    model = copy.deepcopy(learner.model).double().eval()
     generator = torch.Generator().manual_seed(learner.config.seed)
     x, y = learner.batch(task.train, torch.randperm(len(task.train), generator=generator)[: plan.examples])
     weights = random_weights(model, plan.weights, generator)
-    offsets = torch.linspace(-plan.span, plan.span, plan.offsets, device=x.device)
+    offsets = torch.linspace(-plan.span, plan.span, plan.offsets, dtype=torch.float64, device=x.device)
     began = time.monotonic()
-    found = losses(model, x, task_loss(y, task.head), weights, offsets)
+    found = losses(model, x.double(), task_loss(y, task.head), weights, offsets)
     states = [learned.state_of(weight) for weight in weights]
     own: Any = learned.observer.surrogate
     return Measured(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alasso.bench.atomic import write_whole
-from alasso.report.drawing import darkened, new_figure, safe, style, titled
+from alasso.report.drawing import INK, Line, label_ends, new_figure, safe, style, titled
 from alasso.report.figure_files import save
 from alasso.report.names import LOOKS
 
@@ -35,35 +35,35 @@ def write_probe(measured: Measured, folder: Path) -> list[Path]:
 def sides(measured: Measured) -> Figure | None:
     """Left, the change of the loss along every weight's line, steep side right; right, how uneven the sides are."""
     lines = measured.steep_right()
+    lines = lines[lines[:, -1] > 0]
     if not len(lines):
         return None
     offsets = np.array(measured.offsets)
     with style():
         figure, (left, right) = new_figure(7.8, 3.5, columns=2, same_scale=False)
-        end = np.where(np.abs(lines[:, -1]) > 0, np.abs(lines[:, -1]), 1.0)
-        scaled = lines / end[:, None]
+        scaled = lines / lines[:, [-1]]
         for line in scaled:
             left.plot(offsets, line, color="#8A8A8A", lw=0.5, alpha=0.35)
         left.plot(offsets, np.median(scaled, axis=0), color=LOOKS["alasso"].light, lw=2.4)
         left.axvline(0, color="#999999", lw=0.8)
-        left.set_ylim(-0.35, 1.08)
-        left.set(xlabel="move of one weight, steep side right", ylabel="change of the loss / change at the right end")
-        titled(left, "Each weight by itself", f"{len(lines)} weights that matter, and their median")
-        _ratio_steps(right, measured)
+        left.set(ylim=(-1.05, 1.08), xlabel="move of one weight, steep side right")
+        left.set_ylabel("change of the loss / rise at the right end")
+        titled(left, "Each weight by itself", f"{len(lines)} weights with a side that rises, and their median")
+        _evenness(right, measured)
     return figure
 
 
-def _ratio_steps(axes: Axes, measured: Measured) -> None:
-    """Share of weights whose sides differ by at least so much."""
-    ratios = np.sort(measured.ratios())
-    share = 1 - np.arange(len(ratios)) / len(ratios)
-    shown = np.isfinite(ratios) & (ratios < 1e3)
-    axes.step(ratios[shown], share[shown], where="post", color=LOOKS["alasso"].light)
-    axes.set(xscale="log", xlim=(1, 1e3), ylim=(0, 1.02))
-    axes.set_xlabel("rise of the steep side / rise of the shallow side")
-    axes.set_ylabel("share of weights beyond")
-    falls = float(np.isinf(ratios).mean())
-    titled(axes, "How uneven the sides are", f"for {falls:.0%} the loss even falls on the shallow side")
+def _evenness(axes: Axes, measured: Measured) -> None:
+    """How many weights are how symmetric."""
+    evenness = measured.shallow_over_steep()
+    axes.hist(evenness, bins=list(np.linspace(-1, 1, 21)), color=LOOKS["alasso"].light, rwidth=0.92)
+    axes.axvline(float(np.median(evenness)) if len(evenness) else 0.0, color=INK, lw=1.2)
+    axes.set(xlabel="change of the shallow side / rise of the steep side", ylabel="weights", xlim=(-1.02, 1.02))
+    axes.set_xticks([-1, 0, 1], ["−1\nfalls as it rises", "0\nflat", "1\nsymmetric"])
+    first, _, last = axes.get_xticklabels()
+    first.set_horizontalalignment("left")
+    last.set_horizontalalignment("right")
+    titled(axes, "How uneven the sides are", "line: median")
 
 
 def surrogates(measured: Measured) -> Figure | None:
@@ -78,6 +78,7 @@ def surrogates(measured: Measured) -> Figure | None:
         figure, (axes,) = new_figure(6.4, 3.6)
         edge = offsets[0] if came_from < 0 else offsets[-1]
         axes.axvspan(min(0.0, edge), max(0.0, edge), color="#F0F0F0", lw=0, zorder=0)
+        axes.axvspan(min(0.0, came_from), max(0.0, came_from), color="#DADADA", lw=0, zorder=0)
         where = "left" if came_from < 0 else "right"
         axes.annotate(
             "observed side",
@@ -87,17 +88,18 @@ def surrogates(measured: Measured) -> Figure | None:
             va="top",
             color="#666666",
         )
-        axes.plot(offsets, change, color="#111111", label="true loss")
-        for name, dashes in (("SI", (5, 2)), ("ALASSO", (None, None))):
-            colour = LOOKS[name.lower()].light
-            axes.plot(
-                offsets, measured.surrogates[name][chosen], color=colour, dashes=dashes, label=f"{name}’s surrogate"
-            )
+        flat = np.zeros_like(offsets)
+        lines = [
+            Line("true loss", offsets, change, flat, LOOKS["single-task"]),
+            Line("SI’s surrogate", offsets, np.array(measured.surrogates["SI"][chosen]), flat, LOOKS["si"]),
+            Line("ALASSO’s surrogate", offsets, np.array(measured.surrogates["ALASSO"][chosen]), flat, LOOKS["alasso"]),
+        ]
+        for line, dashes in zip(lines, ((None, None), (None, None), (4, 2)), strict=True):
+            axes.plot(line.x, line.mean, color=line.look.light, dashes=dashes)
+        label_ends(axes, lines)
         axes.axvline(0, color="#999999", lw=0.8)
-        axes.set(
-            xlabel=safe(f"move of {measured.weights[chosen]} from its optimum"), ylabel="change of the task's loss"
-        )
-        note = f"training moved it by {-came_from:+.3g}: it came from the {where}"
+        axes.set_xlabel(safe(f"move of {measured.weights[chosen]} from where training left it"))
+        axes.set_ylabel("change of the task's loss")
+        note = f"the sample’s most important; training moved it by {-came_from:+.3g}, from the {where}: the dark strip"
         titled(axes, "One weight’s line", note)
-        axes.legend(frameon=False, labelcolor=["#111111", *(darkened(LOOKS[m].light) for m in ("si", "alasso"))])
     return figure

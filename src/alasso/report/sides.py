@@ -35,7 +35,7 @@ class Weight:
 
 @torch.no_grad()
 def losses(model: nn.Module, x: Tensor, loss: Loss, weights: Sequence[Weight], offsets: Tensor) -> Tensor:
-    """(weights, offsets): the loss with one weight moved by one offset. The model, in evaluation mode, is not changed."""
+    """(weights, offsets): the loss with one weight moved by one offset. Takes a model in evaluation mode."""
     found = torch.empty(len(weights), len(offsets), dtype=offsets.dtype, device=x.device)
     by_parameter: dict[str, list[int]] = {}
     for number, weight in enumerate(weights):

@@ -1,0 +1,46 @@
+"""The two elementwise passes around an optimizer's step, over one tensor each; compiled into one kernel on a GPU.
+
+Written with the same functions as the rest, so that the compiled pass and the plain one have one source.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alasso.methods.surrogate import add_to_path_, two_sided_spring_grad
+
+log = logging.getLogger("alasso")
+
+
+def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, k_plus: Tensor) -> None:
+    """total += ∂penalty/∂θ."""
+    total.add_(two_sided_spring_grad(theta - anchor, k_minus, k_plus))
+
+
+def observe_(path: Tensor, g: Tensor, before: Tensor, theta: Tensor) -> None:
+    """ω −= g·(θ − before)."""
+    add_to_path_(path, g, before, theta)
+
+
+def run(kernel: Callable[..., None], *tensors: Tensor) -> None:
+    """The kernel over tensors of one shape: compiled on a GPU, plain elsewhere."""
+    if tensors[0].is_cuda and all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors):
+        # In one dimension, one compiled kernel serves every shape of parameter.
+        compiled(kernel)(*(t.view(-1) for t in tensors))
+    else:
+        kernel(*tensors)
+
+
+@cache
+def compiled(kernel: Callable[..., None]) -> Callable[..., Any]:
+    if importlib.util.find_spec("triton") is None:
+        log.info("there is no compiler for GPU kernels here, so %s runs uncompiled", kernel.__name__)
+        return kernel
+    return torch.compile(kernel, dynamic=True, fullgraph=True)

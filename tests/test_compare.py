@@ -1,0 +1,94 @@
+"""``alasso compare``: differences and their standard errors, and what is compared with what."""
+
+import math
+
+import numpy as np
+import pytest
+
+from alasso.bench import results
+from alasso.errors import AlassoError
+from alasso.report import commands
+from alasso.report.compare import columns_of, comparisons, difference
+from alasso.report.groups import groups
+from test_report import made_up
+
+
+def group(method, seeds, **changes):
+    (found,) = groups([made_up(method, seed, **changes) for seed in seeds])
+    return found
+
+
+def test_seeds_in_common_are_paired():
+    one, other = group("si", (0, 1, 2)), group("alasso", (1, 2, 3), fading=0.01)
+    found = difference(one, other, "A")
+    apart = np.array(other.measures["A"][:2]) - np.array(one.measures["A"][1:])
+    assert found.pairs == 2
+    assert found.mean == pytest.approx(apart.mean())
+    assert found.error == pytest.approx(apart.std(ddof=1) / math.sqrt(2))
+
+
+def test_other_seeds_are_independent_samples():
+    one, other = group("si", (0, 1, 2)), group("alasso", (3, 4))
+    found = difference(one, other, "A")
+    a, b = (np.array(g.measures["A"]) for g in (one, other))
+    assert found.pairs == 0
+    assert found.error == pytest.approx(math.sqrt(a.var(ddof=1) / 3 + b.var(ddof=1) / 2))
+
+
+def test_a_single_seed_has_no_standard_error():
+    assert difference(group("si", (0,)), group("alasso", (0,)), "A").error is None
+    assert difference(group("si", (0,)), group("alasso", (0,)), "I") is None
+
+
+def test_files_of_one_config_are_one_column(tmp_path):
+    files = [results.write(made_up(m, seed), tmp_path) for m in ("si", "alasso") for seed in (0, 1)]
+    columns, left_out = columns_of(files)
+    assert {name: len(inside[0].results) for name, inside in columns.items()} == {"ALASSO": 2, "SI": 2}
+    assert left_out == []
+
+
+def test_folders_are_matched_by_config_and_else_by_method(tmp_path):
+    for seed in (0, 1):
+        for folder, a in (("one", 1.8), ("two", 3.0)):
+            results.write(made_up("si", seed), tmp_path / folder)
+            results.write(made_up("alasso", seed, a=a), tmp_path / folder)
+        results.write(made_up("ewc", seed), tmp_path / "two")
+    found = comparisons(columns_of([tmp_path / "one", tmp_path / "two"])[0])
+    assert [(c.title.split(" on ")[0], [g is not None for g in c.columns]) for c in found] == [
+        ("SI", [True, True]),
+        ("ALASSO", [True, True]),
+        ("EWC", [False, True]),
+    ]
+
+
+def test_the_command_prints_the_difference(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    for seed in (0, 1, 2):
+        for method, fading in (("si", 0.05), ("alasso", 0.01)):
+            results.write(made_up(method, seed, fading=fading), tmp_path)
+    (tmp_path / "bad.json").write_text("[]")
+    commands.compare([tmp_path])
+    said = capsys.readouterr().out
+    assert "bad.json is not a result of alasso" in said
+    assert "−0.1000 ± 0.0000" in said  # SI after ALASSO: 0.04 a task of age, five ages, 2.5 on average
+    assert "seed by seed" in said
+
+
+def test_many_configs_are_rows(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    for a in (1.8, 2.0, 3.0, 4.0, 5.0):
+        for seed in (0, 1):
+            results.write(made_up("alasso", seed, a=a, fading=0.01 * a), tmp_path)
+    commands.compare([tmp_path])
+    said = capsys.readouterr().out
+    assert "ALASSO a=5" in said and "I intransigence" not in said
+    assert "−0.080 ± 0.000" in said
+
+
+def test_one_thing_cannot_be_compared(tmp_path):
+    path = results.write(made_up(), tmp_path)
+    with pytest.raises(AlassoError, match="two or more"):
+        commands.compare([path])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AlassoError, match="there are no results in"):
+        commands.compare([tmp_path / "empty", path])

@@ -1,0 +1,116 @@
+"""The probe: the batched measurement against the slow and obvious one, and the command from a result to its figures."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from alasso.bench import results
+from alasso.errors import AlassoError
+from alasso.report import commands
+from alasso.report.probe import Measured, Plan, random_weights, task_loss
+from alasso.report.sides import Weight, losses, losses_one_by_one
+from test_report import made_up
+
+
+def networks():
+    torch.manual_seed(3)
+    shapes = {
+        "mlp": ((6,), [nn.Flatten(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4)]),
+        "dropout and tanh": ((6,), [nn.Linear(6, 7), nn.Tanh(), nn.Dropout(0.5), nn.Linear(7, 4)]),
+        "one layer": ((6,), [nn.Linear(6, 4)]),
+        "normalised": ((6,), [nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 4)]),
+        "conv": ((2, 4, 4), [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)]),
+    }
+    plain = {name: (shape, nn.Sequential(*layers)) for name, (shape, layers) in shapes.items()}
+    return {**plain, "wrapped": ((6,), nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Linear(4, 4)))}
+
+
+@pytest.mark.parametrize("name", networks())
+def test_batched_losses_equal_the_slow_and_obvious_loop(name, monkeypatch):
+    monkeypatch.setattr("alasso.report.sides.CHUNK", 300)  # several chunks, the last one smaller
+    shape, model = networks()[name]
+    model = model.double().eval()
+    x, y = torch.randn(9, *shape, dtype=torch.float64), torch.randint(1, 4, (9,))
+    weights = random_weights(model, 10**6, torch.Generator().manual_seed(0))
+    assert len(weights) == sum(p.numel() for p in model.parameters())
+    offsets = torch.linspace(-1.5, 1.5, 5, dtype=torch.float64)
+    loss = task_loss(y, slice(1, 4))
+    before = [p.clone() for p in model.parameters()]
+    fast = losses(model, x, loss, weights, offsets)
+    slow = losses_one_by_one(model, x, loss, weights, offsets)
+    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_the_loss_is_cross_entropy_over_the_tasks_own_columns():
+    outputs, y = torch.randn(8, 6), torch.randint(2, 5, (8,))
+    expected = nn.functional.cross_entropy(outputs[:, 2:5], y - 2)
+    torch.testing.assert_close(task_loss(y, slice(2, 5))(outputs), expected)
+
+
+def test_weights_are_drawn_without_repeats_and_by_seed():
+    model = networks()["mlp"][1]
+    once, again = (random_weights(model, 20, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert once == again and len(set(once)) == 20
+    assert isinstance(once[0], Weight)
+
+
+def measured(lines):
+    return Measured(
+        config={"model": "mlp", "benchmark": "x"},
+        plan=Plan(weights=len(lines), offsets=3),
+        seconds=1.0,
+        accuracy=0.9,
+        offsets=[-1.0, 0.0, 1.0],
+        weights=[f"w[{k}]" for k in range(len(lines))],
+        losses=lines,
+        importance=[0.5] * len(lines),
+        came_from=[0.1] * len(lines),
+        surrogates={name: [[0.1, 0.0, 0.1]] * len(lines) for name in ("SI", "ALASSO")},
+    )
+
+
+def test_lines_are_turned_steep_side_right_and_flat_ones_left_out():
+    found = measured([[1.3, 1.0, 1.1], [1.0, 1.0, 1.0], [0.9, 1.0, 1.2]])
+    assert np.allclose(found.steep_right(), [[0.1, 0, 0.3], [-0.1, 0, 0.2]])
+    assert found.shallow_over_steep() == pytest.approx([1 / 3, -0.5])
+    said = "\n".join(found.statement())
+    assert "1 have no effect" in said and "3.00 times as much" in said
+
+
+def test_a_sample_without_any_effect_has_no_figure(tmp_path):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    from alasso.report.probe_figures import sides
+
+    assert sides(measured([[1.0, 1.0, 1.0]])) is None
+
+
+@pytest.mark.parametrize("method", ["alasso", "sgd"])
+def test_from_a_result_to_its_figures(tmp_path, capsys, method):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    path = results.write(made_up(method, tasks=2, epochs=2, hidden=20), tmp_path)
+    commands.probe(path, out=tmp_path / "probe", weights=30, offsets=5, span=0.5, examples=100, device="cpu")
+    assert "30 random weights of mlp" in capsys.readouterr().out
+    names = {file.name for file in (tmp_path / "probe").iterdir()}
+    assert {f"probe-{which}.{kind}" for which in ("sides", "surrogates") for kind in ("png", "svg", "pdf")} <= names
+    raw = json.loads((tmp_path / "probe" / "probe.json").read_text())
+    for si, ours, came_from in zip(raw["surrogates"]["SI"], raw["surrogates"]["ALASSO"], raw["came_from"], strict=True):
+        seen, unseen = (0, -1) if came_from <= 0 else (-1, 0)
+        assert ours[seen] == pytest.approx(si[seen])
+        assert ours[unseen] == pytest.approx(1.8 * si[unseen] + 1e-6 * 0.25, rel=1e-4)
+
+
+def test_wrong_plans_are_refused():
+    with pytest.raises(AlassoError, match="odd"):
+        Plan(offsets=40)
+    with pytest.raises(AlassoError, match="span"):
+        Plan(span=0.0)
+
+
+def test_a_distribution_has_no_lines(tmp_path):
+    path = results.write(made_up("vcl", tasks=2), tmp_path)
+    with pytest.raises(AlassoError, match="vcl learns a distribution"):
+        commands.probe(path, out=tmp_path)

@@ -1,0 +1,363 @@
+"""The report from made-up results: what is read, its order, what is drawn, and what a hostile file can do."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from alasso.bench import metrics, results
+from alasso.bench.config import RunConfig
+from alasso.bench.results import Result
+from alasso.errors import AlassoError
+from alasso.report import commands, groups, live, page
+from alasso.report.groups import sections
+from alasso.report.load import Collected, collect
+
+pytest.importorskip("matplotlib", reason="the report extra is not installed")
+pytest.importorskip("bokeh", reason="the report extra is not installed")
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+
+
+def made_up(method="alasso", seed=0, tasks=6, benchmark="permuted-digits", fading=0.05, environment=None, **changes):
+    """A result whose accuracies fade with the age of a task."""
+    config = RunConfig.for_benchmark(benchmark, method, tasks=tasks, seed=seed, **changes)
+    noise = np.random.default_rng([seed, tasks]).uniform(-0.02, 0.0, (tasks, tasks))
+    rows = [[round(0.97 - fading * (t - j) + float(noise[t, j]), 4) for j in range(t + 1)] for t in range(tasks)]
+    ahead, untrained = [0.1] * (tasks - 1), [0.1] * tasks
+    return Result(
+        config=config,
+        environment={"cpu": "abacus", "finished": f"2025-01-0{seed + 1}", **(environment or {})},
+        data={"digits": "1"},
+        accuracy=rows,
+        ahead=ahead,
+        untrained=untrained,
+        metrics=metrics.summary(rows, ahead=ahead, untrained=untrained),
+        seconds=12.5 + seed,
+        peak_memory=10**6,
+    )
+
+
+def several(**changes):
+    """Three methods, two seeds, and every variant of ALASSO the paper shows."""
+    found = []
+    for seed in (0, 1):
+        found += [made_up(m, seed, fading=f, **changes) for m, f in (("sgd", 0.1), ("si", 0.06), ("alasso", 0.01))]
+        found.append(made_up("alasso", seed, fading=0.04, omega_rule="si", **changes))
+        found.append(made_up("alasso", seed, fading=0.03, a=1.0, epsilon=0.0, **changes))
+        found.append(made_up("alasso", seed, fading=0.02, a_prime=1.8, c_prime=1.0, **changes))
+        found += [made_up("alasso", seed, fading=0.02 + 0.001 * a, a=a, **changes) for a in (0.8, 1.0, 5.0)]
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for result in several():
+        results.write(result, tmp_path / "results")
+    return tmp_path / "results"
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_result_is_named_and_left_out(folder):
+    (folder / "corrupt.json").write_bytes(b"\xff\xfe\x00garbage")
+    (folder / "foreign.json").write_text('{"name": "package", "version": "1.0"}')
+    whole = next(folder.glob("*sgd*.json")).read_text()
+    (folder / "half.json").write_text(whole[: len(whole) // 2])
+    found = collect([folder])
+    assert len(found.results) == len(several())
+    assert [re.search(r"(\w+)\.json", line)[1] for line in found.left_out] == ["corrupt", "foreign", "half"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accuracy": "abc"},
+        {"accuracy": [["x"]]},
+        {"accuracy": []},
+        {"accuracy": [[2.0]]},
+        {"config": []},
+        {"config": {"settings": 3}},
+        {"environment": "here"},
+        {"metrics": None},
+        {"seconds": "long"},
+        {"schema": 99},
+    ],
+)
+def test_a_result_with_a_wrong_part_is_left_out(tmp_path, change):
+    raw = made_up().to_json()
+    raw["config"] = raw["config"] | change.pop("config") if isinstance(change.get("config"), dict) else raw["config"]
+    (tmp_path / "wrong.json").write_text(json.dumps(raw | change))
+    found = collect([tmp_path])
+    assert (len(found.results), len(found.left_out)) == (0, 1)
+    assert "wrong.json" in found.left_out[0]
+
+
+def test_a_missing_folder_is_one_clear_sentence(tmp_path):
+    with pytest.raises(AlassoError, match="there is no file or folder"):
+        collect([tmp_path / "nowhere"])
+
+
+# -- order --------------------------------------------------------------------------------------------------------
+
+
+def test_variants_are_recognised_from_their_settings():
+    found = {groups.variant(result.config) for result in several()}
+    assert found == {None, "asymmetric only", "accurate only", "no decoupling"}
+    assert groups.variant(made_up(a=1.0).config) is None  # a = a' = 1 is where the defaults stand
+    assert groups.has_memory(made_up("alasso", memory=200).config)
+
+
+def test_labels_say_what_sets_a_group_apart():
+    (section,) = sections(several())
+    assert [section.label(group) for group in section.groups] == [
+        "ALASSO",
+        "ALASSO a=0.8",
+        "ALASSO a=1",
+        "ALASSO a=5",
+        "ALASSO, accurate only",
+        "ALASSO, asymmetric only",
+        "ALASSO, no decoupling",
+        "SI",
+        "SGD",
+    ]
+    assert [section.label(group) for group in section.headline] == [
+        "ALASSO",
+        "ALASSO, accurate only",
+        "ALASSO, asymmetric only",
+        "SI",
+        "SGD",
+    ]
+
+
+def test_seeds_go_together_and_the_newest_of_repeated_runs_counts():
+    old = made_up(seed=1, environment={"finished": "2024"})
+    (group,) = groups.groups([made_up(seed=1, fading=0.1), old, made_up(seed=0)])
+    assert (group.seeds, group.repeats) == ((0, 1), 1)
+    assert group.results[1].environment["finished"] == "2025-01-02"
+
+
+def test_numbers_of_tasks_and_benchmarks_are_sections_of_their_own():
+    found = sections([made_up(), made_up(tasks=4), made_up(benchmark="permuted-mnist")])
+    assert [section.title for section in found] == [
+        "permuted-digits, 4 tasks",
+        "permuted-digits, 6 tasks",
+        "permuted-mnist, 6 tasks",
+    ]
+
+
+def test_intransigence_is_filled_in_from_a_single_task_run():
+    (section,) = sections([made_up("si", fading=0.1), made_up("single-task", fading=0.0)])
+    assert section.standard["si"].mean("I") == pytest.approx(0.0)
+    (alone,) = sections([made_up("si")])
+    assert alone.standard["si"].mean("I") is None
+
+
+# -- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_in_three_formats_and_a_line_for_those_left_out(tmp_path):
+    from alasso.report.figure_files import write_figures
+
+    written, absent = write_figures(several(), tmp_path)
+    names = {path.name for path in written}
+    for figure in ("mean-accuracy", "spread-over-tasks", "single-tasks", "every-fifth-task", "decoupling", "matrix-si"):
+        assert {f"permuted-digits-6-{figure}.{kind}" for kind in ("png", "svg", "pdf")} <= names
+    assert {"sensitivity.svg", "measures.pdf"} <= names
+    assert all(path.stat().st_size > 1000 for path in written)
+    assert absent == ["permuted-digits-6-memory is left out: no run of alasso-memory or vcl-coreset"]
+
+
+def test_a_figure_drawn_again_is_the_same_file(tmp_path):
+    from alasso.report.figure_files import save
+    from alasso.report.figures import mean_accuracy
+
+    first = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "1", "x")]
+    second = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "2", "x")]
+    assert first == second
+
+
+def test_the_main_figure_shows_the_mean_over_seeds():
+    from alasso.report.figures import mean_accuracy
+
+    figure = mean_accuracy([made_up("si", 0), made_up("si", 1)])
+    (line,) = figure.axes[0].lines
+    curves = [metrics.accuracy_curve(made_up("si", seed).accuracy) for seed in (0, 1)]
+    assert np.allclose(line.get_ydata(), np.mean(curves, axis=0))
+
+
+def test_figures_refuse_results_that_do_not_go_together():
+    from alasso.report.figures import mean_accuracy
+
+    with pytest.raises(AlassoError, match="one benchmark with one number of tasks"):
+        mean_accuracy([made_up(), made_up(tasks=4)])
+
+
+def test_one_task_one_seed_and_a_dollar_sign_can_be_drawn(tmp_path):
+    from alasso.report.figure_files import write_figures
+
+    found = [made_up(tasks=1), made_up("si", tasks=1), made_up("si", tasks=1, model="$x_{")]
+    written, _ = write_figures(found, tmp_path)
+    assert len(written) > 6
+
+
+# -- the page -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_holds_everything_and_asks_for_nothing():
+    html = page.build(Collected(several(), []))
+    assert len(html.encode()) < 3_000_000
+    assert not re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?!data:)', html)
+    assert "default-src 'none'" in html
+    assert "abacus" in html and "moved_right" in html  # machine and settings behind the lines
+
+
+def test_a_hundred_tasks_and_many_settings_stay_below_three_megabytes():
+    many = [made_up("alasso", tasks=100, fading=0.002, a=1.0 + 0.1 * step) for step in range(60)]
+    assert len(page.build(Collected(many, [])).encode()) < 3_000_000
+
+
+def test_hostile_strings_are_text_and_nothing_else():
+    bad = made_up(model=HOSTILE, environment={"cpu": HOSTILE, HOSTILE: "x"})
+    html = page.build(Collected([bad, made_up("si"), made_up()], [HOSTILE]))
+    assert "<img src=x" not in html
+    assert "<script>document.title" not in html
+    assert "&lt;img src=x onerror=alert(1)&gt;" in html
+
+
+def test_sections_without_results_still_make_a_page():
+    assert "no results yet" in page.build(Collected([], ["x.json is not a whole JSON file"]), live=[])
+
+
+# -- runs still going on ------------------------------------------------------------------------------------------
+
+LOG = """seconds,task,epoch,loss,penalty,learned,mean_accuracy
+1,1,1,0.9,0,,
+2,1,2,0.5,0,,
+2.1,1,,,,0.9,0.9
+3,2,1,0.8,0.1,,
+0.5,1,2,0.4,0,,
+0.6,1,,,,0.95,0.95
+0.9,2,1,0.7,0.2,,
+1.1,2,2,0.6"""
+
+
+def test_logs_are_read_as_far_as_they_are_written_and_repeats_replaced(tmp_path):
+    (tmp_path / "permuted-digits_si_0123456789_s2.csv").write_text(LOG)
+    (tmp_path / "done.csv").write_text(LOG)
+    (tmp_path / "done.json").write_text("{}")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (progress,) = live.running(tmp_path)
+    assert progress.label == "SI, seed 2, permuted-digits 0123"
+    assert progress.loss == [0.9, 0.4, 0.7]
+    assert progress.penalty == [0.0, 0.0, 0.2]
+    assert (progress.tasks, progress.mean_accuracy) == ([1], [0.95])
+
+
+@pytest.fixture
+def server(folder):
+    from alasso.report.watch import Server
+
+    with Server(folder, 0) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def fetched(address, host=None):
+    request = urllib.request.Request(address, headers={"Host": host} if host else {})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return answer.read().decode()
+
+
+def test_the_served_page_follows_results_and_logs(server, folder):
+    def state():
+        return json.loads(fetched(server.address + "state.json"))
+
+    before = state()
+    assert before["live"] == []
+    assert "Running" in fetched(server.address)
+    log = folder / "permuted-digits_si_0123456789_s2.csv"
+    log.write_text(LOG)
+    begun = state()
+    assert begun["version"] != before["version"]
+    with log.open("a") as more:
+        more.write(",0.3,,\n")
+    assert state()["version"] == begun["version"]
+    assert state()["live"][0]["loss"][-1] == 0.6
+    results.write(made_up("ewc"), folder)
+    assert state()["version"] != begun["version"]
+    assert "EWC" in fetched(server.address)
+
+
+def test_only_this_machine_is_answered(server):
+    for path, host, status in (("nothing", None, 404), ("", "evil.example:80", 403)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            fetched(server.address + path, host)
+        assert refused.value.code == status
+        refused.value.close()
+
+
+def test_ctrl_c_ends_the_server_cleanly(folder):
+    code = (
+        "import sys; from pathlib import Path; from alasso.report.watch import serve\n"
+        "serve(Path(sys.argv[1]), 0, lambda line: print(line, flush=True))"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert "http://127.0.0.1:" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        said, complaints = process.communicate(timeout=30)
+    assert (process.returncode, said, complaints) == (0, "stopped\n", "")
+
+
+def test_a_port_in_use_is_one_clear_sentence(server, folder):
+    from alasso.report.watch import Server
+
+    with pytest.raises(AlassoError, match="choose another with --port"):
+        Server(folder, server.server_port)
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_page_and_figures(folder, tmp_path, capsys):
+    (folder / "bad.json").write_text("{")
+    commands.report(folder, output=tmp_path / "page.html", figures=tmp_path / "figures")
+    said = capsys.readouterr().out
+    assert "left out:" in said and "bad.json is not a whole JSON file" in said
+    assert "18 results" in said and "memory is left out" in said
+    assert "bad.json is not a whole JSON file" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "figures" / "sensitivity.png").exists()
+
+
+def test_a_folder_without_results_is_one_clear_sentence(tmp_path):
+    with pytest.raises(AlassoError, match="there are no results in"):
+        commands.report(tmp_path, output=tmp_path / "page.html")
+    with pytest.raises(AlassoError, match="--watch follows a folder"):
+        commands.report(tmp_path / "nowhere", output=tmp_path / "page.html", watch=True)
+
+
+def test_without_the_extra_the_advice_is_one_sentence():
+    code = (
+        "import sys; sys.modules['bokeh'] = sys.modules['matplotlib'] = None\n"
+        "from alasso.report import charts, drawing, commands\n"
+        "from alasso.errors import AlassoError\n"
+        "for ask in (charts.bokeh, drawing.matplotlib):\n"
+        "    try: ask()\n"
+        "    except AlassoError as error: print(error)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("pip install 'alasso[report]'") == 2
+    assert done.stdout.endswith("False\n")  # a report needs no torch
