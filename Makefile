@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow lint format figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/alasso demo --out runs/demo
+	$(BIN)/alasso report runs/demo -o runs/demo/report.html
 
 test: lint
 	$(BIN)/python -m pytest
@@ -15,6 +16,10 @@ test: lint
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# Every figure of the committed results, and the page, in docs/.
+figures: $(VENV)/.installed-dev
+	$(BIN)/alasso report results -o docs/report.html --figures docs/figures
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -30,7 +35,7 @@ clean:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[report]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

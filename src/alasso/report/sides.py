@@ -111,7 +111,7 @@ def _by_copies(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: T
 
 def chunks(count: int, size: int, device: torch.device) -> Sequence[Tensor]:
     """The numbers below ``count`` in pieces, where each of them needs ``size`` numbers of memory."""
-    pieces: Sequence[Tensor] = torch.arange(count, device=device).split(max(1, CHUNK // size))  # type: ignore[no-untyped-call]
+    pieces: Sequence[Tensor] = torch.arange(count, device=device).split(max(1, CHUNK // size))
     return pieces
 
 
