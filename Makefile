@@ -17,9 +17,9 @@ test: lint
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# Every figure of the committed results, and the page, in docs/.
+# Every figure of the committed results in docs/figures, and the page in runs/.
 figures: $(VENV)/.installed-dev
-	$(BIN)/alasso report results -o docs/report.html --figures docs/figures
+	$(BIN)/alasso report results -o runs/report.html --figures docs/figures
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -35,17 +35,13 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
 from alasso.errors import AlassoError
+from alasso.layer_rules import CONVOLUTIONS, by_group, is_direct, normalized, sum_positions
 
 __all__ = ["fisher", "squared_output_norm"]
 
 _LABELS = ("true", "sampled", "expected")
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
-_DIRECT_LAYERS = frozenset({*_CHANNELS_LAST, *_CONVOLUTIONS, *_BATCH_NORMS, nn.GroupNorm})
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
-_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Head = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -220,7 +216,7 @@ class _ImportancePass:
         self.homes = {
             parameter: (layer, slot)
             for layer in model.modules()
-            if _is_direct(layer)
+            if is_direct(layer)
             for slot, parameter in layer.named_parameters(recurse=False)
             if parameter in self.sums
         }
@@ -295,7 +291,7 @@ class _ImportancePass:
 
         Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; what becomes of half a batch can.
         """
-        if len(layer_x) != len(x) or (isinstance(layer, _CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
+        if len(layer_x) != len(x) or (isinstance(layer, CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
             return False
         if len(x) == 1:
             return True
@@ -321,16 +317,16 @@ class _ImportancePass:
         total, magnitude = self.sums[getattr(layer, slot)], self.objective.magnitude
         x, g = x.to(total.dtype), g.to(total.dtype)
         if slot == "bias":
-            total += magnitude(_sum_positions(layer, g, total.shape)).sum(0)
-        elif not isinstance(layer, (nn.Linear, *_CONVOLUTIONS)):
-            total += magnitude(_sum_positions(layer, g * _normalized(layer, x), total.shape)).sum(0)
+            total += magnitude(sum_positions(layer, g, total.shape)).sum(0)
+        elif not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+            total += magnitude(sum_positions(layer, g * normalized(layer, x), total.shape)).sum(0)
         elif isinstance(layer, nn.Linear) and x[0].numel() == layer.in_features:
             total.addmm_(magnitude(g.flatten(0, -2)).T, magnitude(x.flatten(0, -2)))
         else:
             inputs_per_sample = total[0].numel() * g[0].numel() // len(total) * getattr(layer, "groups", 1)
             size = self._samples_at_once(max(total.numel(), inputs_per_sample))
             for x_part, g_part in _parts(size, x, g):
-                inputs, gradients = _by_group(layer, x_part, g_part)
+                inputs, gradients = by_group(layer, x_part, g_part)
                 total += magnitude(gradients @ inputs.mT).sum(0).view_as(total)
 
     def _samples_at_once(self, elements_per_sample: int) -> int:
@@ -430,56 +426,6 @@ def _columns_that_count(terms: Tensor) -> list[int]:
     if terms.shape[1] == 1:
         return [0]
     return [int(column) for column in terms.detach().any(0).nonzero()]
-
-
-def _is_direct(layer: nn.Module) -> bool:
-    """Whether the layer is exactly of a known kind: a subclass or replaced forward may differ."""
-    uses_batch_statistics = isinstance(layer, _BATCH_NORMS) and layer.running_mean is None
-    return type(layer) in _DIRECT_LAYERS and "forward" not in vars(layer) and not uses_batch_statistics
-
-
-def _sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor:
-    """(N, …) summed per sample to (N, *shape)."""
-    channels_last = values if isinstance(layer, _CHANNELS_LAST) else values.movedim(1, -1)
-    return channels_last.reshape(len(values), -1, *shape).sum(1)
-
-
-def _normalized(layer: nn.Module, x: Tensor) -> Tensor:
-    if isinstance(layer, nn.LayerNorm):
-        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    if isinstance(layer, nn.GroupNorm):
-        return F.group_norm(x, layer.num_groups, eps=layer.eps)
-    assert isinstance(layer, _BATCH_NORMS)
-    return F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
-
-
-def _by_group(layer: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (N, groups, I, P) and output gradients (N, groups, O, P) at each of P positions."""
-    if isinstance(layer, nn.Linear):
-        return x.flatten(1, -2).mT[:, None], g.flatten(1, -2).mT[:, None]
-    assert isinstance(layer, _CONVOLUTIONS)
-    shape = (len(x), layer.groups, -1, g[0, 0].numel())
-    return _windows(layer, x).reshape(shape), g.reshape(shape)
-
-
-def _windows(conv: _Convolution, x: Tensor) -> Tensor:
-    """What each weight sees at each position: (N, channels, *kernel, *positions)."""
-    x = F.pad(x, _padding(conv), "constant" if conv.padding_mode == "zeros" else conv.padding_mode)
-    dims = len(conv.kernel_size)
-    for dim, (kernel, stride, step) in enumerate(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)):
-        x = x.unfold(2 + dim, step * (kernel - 1) + 1, stride)[..., ::step]
-    return x.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
-
-
-def _padding(conv: _Convolution) -> list[int]:
-    """Widths before and after each dimension, the last dimension first, as `F.pad` takes them."""
-    if conv.padding == "valid":
-        return [0, 0] * len(conv.kernel_size)
-    if conv.padding == "same":
-        spare = [step * (kernel - 1) for kernel, step in zip(conv.kernel_size, conv.dilation, strict=True)]
-        return [width for total in reversed(spare) for width in (total // 2, total - total // 2)]
-    widths: tuple[int, ...] = conv.padding  # type: ignore[assignment]  # only strings are not tuples
-    return [width for width in reversed(widths) for _ in range(2)]
 
 
 def _parts(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

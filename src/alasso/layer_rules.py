@@ -1,0 +1,67 @@
+"""How the common layers use their parameters, so that per-sample gradients follow from inputs and output gradients.
+
+With input x and output gradient g, sample i's gradient of the weight is Σ_p g_ip x_ipᵀ over its positions p;
+of the bias Σ_p g_ip; of a norm layer's scale Σ_p g_ip x̂_ip, with x̂ the normalized input.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
+DIRECT_LAYERS = frozenset({*CHANNELS_LAST, *CONVOLUTIONS, *BATCH_NORMS, nn.GroupNorm})
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def is_direct(layer: nn.Module) -> bool:
+    """Whether the layer is exactly of a known kind: a subclass or replaced forward may differ."""
+    uses_batch_statistics = isinstance(layer, BATCH_NORMS) and layer.running_mean is None
+    return type(layer) in DIRECT_LAYERS and "forward" not in vars(layer) and not uses_batch_statistics
+
+
+def sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor:
+    """(N, …) summed per sample to (N, *shape)."""
+    channels_last = values if isinstance(layer, CHANNELS_LAST) else values.movedim(1, -1)
+    return channels_last.reshape(len(values), -1, *shape).sum(1)
+
+
+def normalized(layer: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(layer, nn.LayerNorm):
+        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, eps=layer.eps)
+    assert isinstance(layer, BATCH_NORMS)
+    return F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+
+
+def by_group(layer: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs (N, groups, I, P) and output gradients (N, groups, O, P) at each of P positions."""
+    if isinstance(layer, nn.Linear):
+        return x.flatten(1, -2).mT[:, None], g.flatten(1, -2).mT[:, None]
+    assert isinstance(layer, CONVOLUTIONS)
+    shape = (len(x), layer.groups, -1, g[0, 0].numel())
+    return windows(layer, x).reshape(shape), g.reshape(shape)
+
+
+def windows(conv: Convolution, x: Tensor) -> Tensor:
+    """What each weight sees at each position: (N, channels, *kernel, *positions)."""
+    x = F.pad(x, padding_of(conv), "constant" if conv.padding_mode == "zeros" else conv.padding_mode)
+    dims = len(conv.kernel_size)
+    for dim, (kernel, stride, step) in enumerate(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)):
+        x = x.unfold(2 + dim, step * (kernel - 1) + 1, stride)[..., ::step]
+    return x.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+
+
+def padding_of(conv: Convolution) -> list[int]:
+    """Widths before and after each dimension, the last dimension first, as `F.pad` takes them."""
+    if conv.padding == "valid":
+        return [0, 0] * len(conv.kernel_size)
+    if conv.padding == "same":
+        spare = [step * (kernel - 1) for kernel, step in zip(conv.kernel_size, conv.dilation, strict=True)]
+        return [width for total in reversed(spare) for width in (total // 2, total - total // 2)]
+    widths: tuple[int, ...] = conv.padding  # type: ignore[assignment]  # only strings are not tuples
+    return [width for width in reversed(widths) for _ in range(2)]
