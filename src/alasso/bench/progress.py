@@ -85,21 +85,23 @@ class Bars(Quiet):
     def __init__(self, console: Console, runs: int) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+        # On a narrow terminal the words matter more than the bar.
+        bar = [BarColumn(bar_width=20), TaskProgressColumn()] if console.width >= 110 else []
         self.bars = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
+            *bar,
             TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,
         )
+        self.runs = runs
         self.overall = self.bars.add_task("all runs", total=runs, note="", visible=runs > 1)
         self.current = self.bars.add_task("", total=1, note="")
         self.loss = ""
         self.last_drawn = 0.0
 
     def start_run(self, label: str, number: int) -> None:
-        self.bars.update(self.overall, completed=number)
+        self.bars.update(self.overall, completed=number, note=f"{number} of {self.runs} done")
         self.bars.reset(self.current, description=label, note="")
         self.loss = ""
 
@@ -112,14 +114,14 @@ class Bars(Quiet):
         now = time.monotonic()
         if now - self.last_drawn > 0.1:
             self.last_drawn = now
-            note = f"task {task + 1}/{self.tasks}  epoch {epoch + 1}/{self.epochs}{self.loss}"
+            note = f"task {task + 1}/{self.tasks} epoch {epoch + 1}/{self.epochs}{self.loss}"
             self.bars.update(self.current, completed=done, note=note)
 
     def epoch_done(
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
-        so_far = f"  accuracy {sum(accuracy[-1]) / len(accuracy[-1]):.3f}" if accuracy else ""
-        self.loss = f"  loss {loss:.4f}  penalty {penalty:.4f}{so_far}  left {clock(seconds_left)}"
+        so_far = f" acc {sum(accuracy[-1]) / len(accuracy[-1]):.3f}" if accuracy else ""
+        self.loss = f" loss {loss:.3f} penalty {penalty:.3f}{so_far} left {clock(seconds_left)}"
 
 
 class CsvLog(Quiet):

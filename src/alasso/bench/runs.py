@@ -24,10 +24,7 @@ from alasso.errors import AlassoError
 __all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
 
 
-CAPTION = (
-    "A mean accuracy over tasks at the end; F forgetting; I intransigence (needs single-task among the methods); "
-    "std over tasks"
-)
+CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, against single-task. std: over tasks."
 
 
 @dataclass(frozen=True)
@@ -156,9 +153,8 @@ def table(found: Sequence[Result]) -> Table:
         groups.setdefault(result.config.hash + result.config.method, []).append(result)
     varying = _varying_settings([group[0].config for group in groups.values()])
     first = found[0].config
-    shown = Table(
-        title=f"{first.benchmark}, {len(found[0].accuracy)} tasks, {first.epochs} epochs", title_justify="left"
-    )
+    title = f"{first.benchmark}, {len(found[0].accuracy)} tasks, {first.epochs} epochs"
+    shown = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     shown.add_column("method")
     for name in varying:
         shown.add_column(name, justify="right")
