@@ -161,13 +161,28 @@ def test_mistakes_in_configs_name_the_field(changes, message):
 def test_toml(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('tasks = 2\nmethod = ["si", "alasso"]\nseed = [0, 1]\n[settings]\na = 3.0\n')
-    assert from_toml(file) == {"tasks": 2, "method": ["si", "alasso"], "seed": [0, 1], "a": 3.0}
+    assert from_toml(file) == ({"tasks": 2, "method": ["si", "alasso"], "seed": [0, 1]}, {"a": 3.0})
     file.write_text("taks = 2")
     with pytest.raises(AlassoError, match="no such field: 'taks'; did you mean 'tasks'"):
         from_toml(file)
     file.write_text("tasks = ")
     with pytest.raises(AlassoError, match="not valid TOML"):
         from_toml(file)
+
+
+def test_a_run_from_a_toml_file(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text('tasks = 2\nepochs = 1\nhidden = 8\nmethod = ["sgd", "si"]\n[settings]\nc = 0.5\n')
+    words = ["run", "permuted-digits", "--config", file, "--out", tmp_path / "out", "-q", "--tasks", 3]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    found = [results.read(path) for path in (tmp_path / "out").glob("*.json")]
+    assert {(r.config.method, r.config.tasks, r.config.settings.get("c")) for r in found} == {
+        ("sgd", 3, None), ("si", 3, 0.5),
+    }  # fmt: skip
+    file.write_text('benchmark = "permuted-mnist"')
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and "is for another benchmark" in errors
 
 
 def test_combinations_are_all_of_them_and_none_twice():

@@ -10,7 +10,7 @@ from alasso.methods.alasso import NO_PAST, AlassoState, AlassoSurrogate
 from alasso.methods.ewc import EWCState, EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.mas import MASSurrogate
 from alasso.methods.si import SISurrogate
-from alasso.methods.surrogate import AnchorState, PathState
+from alasso.methods.surrogate import AnchorState, PathState, add_to_path_
 
 
 def tensor(*values):
@@ -80,7 +80,7 @@ def test_omega_worked_by_hand_over_three_tasks_as_the_authors_ran_it():
     # Task 1: (0, 0, 0) → (1, −1, 0) with g = (−2, 3, 5).     ω = −g·Δ = (2, 3, 0); no past.
     #   Ω = ω / (Δ² + ξ) = (2/2, 3/2, 0/1) = (1, 1.5, 0)
     #   sides: x came from the left, y from the right, z stood still and so counts as come from the left
-    surrogate.observe(state, tensor(-2, 3, 5), tensor(0, 0, 0), tensor(1, -1, 0))
+    add_to_path_(state.path, tensor(-2, 3, 5), tensor(0, 0, 0), tensor(1, -1, 0))
     state = surrogate.consolidate(state, tensor(1, -1, 0))
     torch.testing.assert_close(state.omega, tensor(1, 1.5, 0), rtol=0, atol=0)
     assert state.side.tolist() == [-1, 1, -1]
@@ -91,7 +91,7 @@ def test_omega_worked_by_hand_over_three_tasks_as_the_authors_ran_it():
     #         z to the right, unobserved: ½·(2·0 + ½)·1² = 0.25
     #   Eq. 7: ((4−1.25)/2, (1−0.1875)/1.25, (1−0.25)/2) = (1.375, 0.65, 0.375)
     #   never falling: y keeps 1.5
-    surrogate.observe(state, tensor(-4, -2, -1), tensor(1, -1, 0), tensor(2, -0.5, 1))
+    add_to_path_(state.path, tensor(-4, -2, -1), tensor(1, -1, 0), tensor(2, -0.5, 1))
     state = surrogate.consolidate(state, tensor(2, -0.5, 1))
     torch.testing.assert_close(state.omega, tensor(1.375, 1.5, 0.375), rtol=0, atol=0)
     assert state.side.tolist() == [-1, -1, -1]
@@ -102,7 +102,7 @@ def test_omega_worked_by_hand_over_three_tasks_as_the_authors_ran_it():
     #         z to the right, unobserved: ½·(2·0.375 + ½)·1²  = 0.625
     #   Eq. 7: (0.328125/1.25, 0/1, 2.375/2) = (0.2625, 0, 1.1875)
     #   never falling: (1.375, 1.5, 1.1875)
-    surrogate.observe(state, tensor(1, 7, -3), tensor(2, -0.5, 1), tensor(1.5, -0.5, 2))
+    add_to_path_(state.path, tensor(1, 7, -3), tensor(2, -0.5, 1), tensor(1.5, -0.5, 2))
     state = surrogate.consolidate(state, tensor(1.5, -0.5, 2))
     torch.testing.assert_close(state.omega, tensor(1.375, 1.5, 1.1875), rtol=0, atol=0)
     assert state.side.tolist() == [1, -1, -1]
@@ -112,7 +112,7 @@ def test_omega_worked_by_hand_over_three_tasks_as_the_authors_ran_it():
 def test_a_weight_that_stood_still_does_not_divide_by_zero_and_keeps_its_omega():
     surrogate = AlassoSurrogate(xi=0.0, monotone=False)
     state = surrogate.init(tensor(0, 0))
-    surrogate.observe(state, tensor(-1, -1), tensor(0, 0), tensor(2, 0))
+    add_to_path_(state.path, tensor(-1, -1), tensor(0, 0), tensor(2, 0))
     state = surrogate.consolidate(state, tensor(2, 0))
     assert state.omega.tolist() == [0.5, 0.0]
     assert state.side.tolist() == [-1, 0]

@@ -21,6 +21,7 @@ from torch.optim import LBFGS, Optimizer
 
 from alasso import kernels
 from alasso.errors import AlassoError
+from alasso.methods.surrogate import add_to_path_
 from alasso.sharding import local
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Attachment:
         if found_inf is not None:
             # The scaler skipped this step: the weights stand still, but 0 · inf would poison ω.
             g = torch.where(found_inf.to(torch.bool), 0.0, g)
-        kernels.run(kernels.observe_, state.path, g, theta_before.to(dtype), local(step.parameter).to(dtype))
+        kernels.run(add_to_path_, state.path, g, theta_before.to(dtype), local(step.parameter).to(dtype))
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 

@@ -81,13 +81,11 @@ def run(
         "permute_first": permute_first or None,
         "path": str(path) if path else None,
     }
-    from_file: dict[str, Any] = from_toml(config) if config else {}
-    for name in ("method", "seed"):
-        value = from_file.pop(name, None)
-        if value is not None and not {"method": method, "seed": seed}[name]:
-            values = value if isinstance(value, list) else [value]
-            method, seed = (values, seed) if name == "method" else (method, values)
-    from_file.pop("benchmark", None)
+    from_file, settings = from_toml(config) if config else ({}, {})
+    if from_file.pop("benchmark", benchmark) != benchmark:
+        raise AlassoError(f"{config} is for another benchmark than {benchmark}")
+    methods = listed(from_file.pop("method", "alasso"))
+    seeds = listed(from_file.pop("seed", 0))
     fields = from_file | {name: value for name, value in fields.items() if value is not None}
     options = runs.Options(
         out=out,
@@ -99,7 +97,8 @@ def run(
         logs=checked_logs(log or []),
         checkpoint_every=checkpoint_every,
     )
-    configs = runs.combinations(benchmark, method or ["alasso"], seed or [0], fields, parsed_settings(set_ or []))
+    settings = {name: listed(value) for name, value in settings.items()} | parsed_settings(set_ or [])
+    configs = runs.combinations(benchmark, method or methods, seed or seeds, fields, settings)
     against = results.read(reference) if reference else None
     show_runs(configs, options, against)
 
@@ -220,6 +219,10 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
         raise typer.Exit(STOPPED) from None
     console.print(runs.table(found))
     console.print(f"{len(found)} result files in {options.out}", highlight=False, soft_wrap=True)
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:

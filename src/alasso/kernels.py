@@ -1,6 +1,6 @@
-"""The two elementwise passes around an optimizer's step, over one tensor each; compiled into one kernel on a GPU.
+"""Elementwise passes over tensors of one shape, compiled into one kernel on a GPU.
 
-Written with the same functions as the rest, so that the compiled pass and the plain one have one source.
+They are made of the same functions as all the rest, so that the compiled pass and the plain one have one source.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alasso.methods.surrogate import add_to_path_, two_sided_spring_grad
+from alasso.methods.surrogate import two_sided_spring_grad
 
 log = logging.getLogger("alasso")
 
@@ -22,11 +22,6 @@ log = logging.getLogger("alasso")
 def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, k_plus: Tensor) -> None:
     """total += ∂penalty/∂θ."""
     total.add_(two_sided_spring_grad(theta - anchor, k_minus, k_plus))
-
-
-def observe_(path: Tensor, g: Tensor, before: Tensor, theta: Tensor) -> None:
-    """ω −= g·(θ − before)."""
-    add_to_path_(path, g, before, theta)
 
 
 def run(kernel: Callable[..., None], *tensors: Tensor) -> None:

@@ -131,8 +131,8 @@ class RunConfig:
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
 
 
-def from_toml(path: Path) -> dict[str, Any]:
-    """Fields of a run from a TOML file: names as in :class:`RunConfig`, settings in a table ``[settings]``."""
+def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of a run, named as in :class:`RunConfig`, and settings from a table ``[settings]`` of a TOML file."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -149,7 +149,7 @@ def from_toml(path: Path) -> dict[str, Any]:
     unknown = sorted(set(raw) - set(FIELDS))
     if unknown:
         raise AlassoError(f"{path}: no such field: {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
-    return {**raw, **settings}
+    return raw, settings
 
 
 # -- checking values ----------------------------------------------------------------------------------------------

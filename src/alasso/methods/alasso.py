@@ -34,7 +34,7 @@ from torch import Tensor
 
 from alasso.errors import AlassoError
 from alasso.methods.si import accumulated_omega, ratio_or
-from alasso.methods.surrogate import Surrogate, add_to_path_, check_non_negative, two_sided_spring
+from alasso.methods.surrogate import Surrogate, check_non_negative, two_sided_spring
 
 OmegaRule = Literal["accurate", "si"]
 Unmoved = Literal["unobserved", "moved_right"]
@@ -98,10 +98,6 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         """c · (Eq. 5's factor of d²), the surrogate's share of the total loss, Eq. 6."""
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a, self.epsilon)
         return self.c * k_minus, self.c * k_plus
-
-    def observe(self, s: AlassoState, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
-        """Eq. 10, one step of it; g is the gradient of the task's loss alone."""
-        add_to_path_(s.path, g, theta_before, theta)
 
     def consolidate(self, s: AlassoState, theta: Tensor, importance: Tensor | None = None) -> AlassoState:
         moved = theta - s.anchor

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from alasso.methods.surrogate import PathState, Surrogate, add_to_path_, check_non_negative
+from alasso.methods.surrogate import PathState, Surrogate, check_non_negative
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,6 @@ class SISurrogate(Surrogate[PathState]):
     def stiffness(self, s: PathState) -> tuple[Tensor, Tensor]:
         k = self.c * s.omega
         return k, k
-
-    def observe(self, s: PathState, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
-        add_to_path_(s.path, g, theta_before, theta)
 
     def consolidate(self, s: PathState, theta: Tensor, importance: Tensor | None = None) -> PathState:
         omega = accumulated_omega(s.omega, s.path, theta - s.anchor, self.xi)

@@ -46,7 +46,7 @@ class Surrogate(ABC, Generic[S]):
     """A method's settings and its pure functions over one tensor θ and that tensor's state s."""
 
     State: ClassVar[type]
-    observes_path: ClassVar[bool] = False
+    observes_path: ClassVar[bool] = False  # whether the state has a field ``path``, fed by :func:`add_to_path_`
 
     @abstractmethod
     def init(self, theta: Tensor) -> S:
@@ -59,12 +59,6 @@ class Surrogate(ABC, Generic[S]):
     @abstractmethod
     def consolidate(self, s: S, theta: Tensor, importance: Tensor | None = None) -> S:
         """State after a task that ended at θ."""
-
-    def observe(self, s: S, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
-        """Take note of one optimizer step from θ_before to θ, where the task's own gradient was g.
-
-        Runs at every step, so it writes into the state; the only function here that does.
-        """
 
     def constant(self, s: S) -> Tensor | float:
         """The part of the penalty that does not depend on θ."""
@@ -95,7 +89,11 @@ def two_sided_spring_grad(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:
 
 
 def add_to_path_(omega: Tensor, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
-    """ω −= g·(θ − θ_before): how much this step lowered the task's loss, to first order, weight by weight."""
+    """ω −= g·(θ − θ_before): how much a step lowered the task's loss, to first order, weight by weight.
+
+    g is the gradient of the task's loss alone (the paper's Eq. 10, one step of it). Runs at every step of a method that
+    observes its path, so it writes in place; the only function here that does.
+    """
     omega.addcmul_(g, theta - theta_before, value=-1)
 
 
