@@ -27,6 +27,9 @@ from alasso.bench.streams import Stream
 from alasso.errors import AlassoError
 
 
+SMALL_NETWORK = 2_000_000  # weights
+
+
 def run(
     config: RunConfig,
     *,
@@ -59,13 +62,14 @@ def run(
 
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
-    with stop_on_request() as stop_requested:
+    with stop_on_request() as stop_requested, few_threads_for(learner.model, place):
         trainer = Trainer(config, stream, learner, position, saved, checkpoint_every, observer, stop_requested)
         trainer.train()
+        environment = results.environment(str(place))
 
     result = Result(
         config=config,
-        environment=results.environment(str(place)),
+        environment=environment,
         data=stream.editions,
         accuracy=trainer.accuracy,
         ahead=trainer.ahead,
@@ -218,6 +222,18 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextmanager
+def few_threads_for(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """One thread for a small network on a CPU: more gain it nothing, and cost it much where the cores are busy."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL_NETWORK:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
