@@ -26,7 +26,6 @@ from alasso.bench.results import Result
 from alasso.bench.streams import Stream
 from alasso.errors import AlassoError
 
-
 SMALL_NETWORK = 2_000_000  # weights
 
 
