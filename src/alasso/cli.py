@@ -109,7 +109,7 @@ def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, quiet: Quiet = False
     from alasso.bench import runs
 
     methods = ["sgd", "ewc", "si", "alasso"]
-    configs = runs.combinations("permuted-digits", methods, [seed], {}, {})
+    configs = runs.combinations("permuted-digits", methods, [seed], {"epochs": 5}, {})  # under a minute
     show_runs(configs, runs.Options(out=out, device="cpu", quiet=quiet, restart=True), None)
 
 

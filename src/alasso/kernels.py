@@ -20,8 +20,15 @@ log = logging.getLogger("alasso")
 
 
 def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, k_plus: Tensor) -> None:
-    """total += ∂penalty/∂θ."""
-    total.add_(two_sided_spring_grad(theta - anchor, k_minus, k_plus))
+    """total += ∂penalty/∂θ: :func:`two_sided_spring_grad` with as few passes over memory as torch allows uncompiled."""
+    d = theta - anchor
+    if total.dtype != d.dtype:  # a gradient in half precision
+        total.add_(two_sided_spring_grad(d, k_minus, k_plus))
+    elif k_minus is k_plus:
+        total.addcmul_(k_plus, d, value=2)
+    else:
+        total.addcmul_(k_minus, d.clamp(max=0), value=2)
+        total.addcmul_(k_plus, d.clamp_(min=0), value=2)
 
 
 def run(kernel: Callable[..., None], *tensors: Tensor) -> None:
