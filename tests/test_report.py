@@ -28,6 +28,8 @@ HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=al
 
 def made_up(method="alasso", seed=0, tasks=6, benchmark="permuted-digits", fading=0.05, environment=None, **changes):
     """A result whose accuracies fade with the age of a task."""
+    if method == "alasso":
+        changes.setdefault("c", 1.0)  # whatever a search may have chosen for the benchmark
     config = RunConfig.for_benchmark(benchmark, method, tasks=tasks, seed=seed, **changes)
     noise = np.random.default_rng([seed, tasks]).uniform(-0.02, 0.0, (tasks, tasks))
     rows = [[round(0.97 - fading * (t - j) + float(noise[t, j]), 4) for j in range(t + 1)] for t in range(tasks)]
