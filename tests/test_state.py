@@ -177,6 +177,26 @@ def test_an_empty_loader_is_loud(kind):
     assert reg.tasks == 0
 
 
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS])
+def test_a_method_that_measures_on_data_says_so_without_a_loader(kind):
+    with pytest.raises(AlassoError, match="pass consolidate"):
+        fresh(kind).consolidate()
+
+
+def test_a_path_method_takes_a_loader_and_does_not_touch_it():
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+
+    def untouchable():
+        raise AssertionError("read")
+        yield
+
+    reg.consolidate(untouchable())
+    assert reg.tasks == 1
+
+
 def test_fisher_labels_are_checked_when_the_method_is_made():
     with pytest.raises(AlassoError, match="labels must be one of true, sampled, expected"):
         EWC(mlp(2, 2), labels="guess")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from alasso import importance
 from alasso.errors import AlassoError
-from alasso.importance import Head
 from alasso.methods.alasso import AlassoSurrogate, OmegaRule, Unmoved
 from alasso.methods.ewc import EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.imm import IMMSurrogate, Merge, Start, Transfer
@@ -18,7 +17,7 @@ from alasso.methods.mas import MASSurrogate
 from alasso.methods.si import SISurrogate
 from alasso.methods.surrogate import Surrogate
 from alasso.sharding import local
-from alasso.shell import Loader, Regularizer
+from alasso.shell import Head, Loader, Regularizer
 
 Labels = Literal["true", "sampled", "expected"]
 
@@ -106,11 +105,13 @@ class _FromData(Regularizer):
     def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
         raise AssertionError("each method measures its own importance")
 
-    def consolidate(self, loader: Loader, *, head: Head | None = None) -> None:  # type: ignore[override]
+    def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
         """End of a task: measure importance on ``loader`` (any iterable of (x, y)) and take the weights as anchor.
 
         ``head`` post-processes the model's output, for example to keep only the task's own classes.
         """
+        if loader is None:
+            raise AlassoError(f"{self.method} measures importance on data; pass consolidate() the task's loader")
         self.refresh()
         measured = self._measure(loader, head)
         with torch.no_grad():

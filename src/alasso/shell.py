@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from alasso.sharding import local
 STATE_VERSION = 1
 
 Loader = Iterable[Any]
+Head = Callable[[Tensor], Tensor]
 
 
 class Regularizer:
@@ -79,8 +80,11 @@ class Regularizer:
         self.detach()
 
     @torch.no_grad()
-    def consolidate(self) -> None:
-        """End of a task: take the weights as they are as the new anchor, and the path to them as their importance."""
+    def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
+        """End of a task: take the weights as they are as the new anchor, and the path to them as their importance.
+
+        No data is needed; a loader is taken and not used, so that one loop can serve all methods.
+        """
         if self.surrogate.observes_path and self.steps == 0:
             raise AlassoError(
                 "consolidate() has seen no optimizer step since the last one; "

@@ -168,11 +168,8 @@ class Regularized(Learner):
 
     def end_task(self, t: int) -> None:
         super().end_task(t)
-        if self.regularizer.surrogate.observes_path:
-            self.regularizer.consolidate()
-        else:
-            head = self.stream.tasks[t].head
-            self.regularizer.consolidate(self.batches(t), head=lambda output: output[:, head])  # type: ignore[call-arg]
+        head = self.stream.tasks[t].head
+        self.regularizer.consolidate(self.batches(t), head=lambda output: output[:, head])
 
     def batches(self, t: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's training examples once, labels counted from the head's first column."""
