@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
 from alasso.bench import atomic, checkpoint, results, runs, train
+from alasso.bench.benchmarks import make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
@@ -212,21 +213,16 @@ class StopAt:
 def stopped_and_resumed(config, out, steps):
     """Run in pieces of ``steps`` optimizer steps, each piece a new learner from the checkpoint."""
     device = torch.device("cpu")
-    stream = train.make_stream(config, None, device)
+    stream = make_stream(config, None, device)
     saved = out / f"{config.name}.checkpoint"
     for _ in range(1000):
-        torch.manual_seed(config.seed)
-        learner, position = train.make_learner(config, stream, None, device), checkpoint.Position()
-        if saved.exists():
-            position, state = checkpoint.load(saved, config, device)
-            learner.load_state_dict(state)
-        trainer = train.Trainer(config, stream, learner, position, saved, 1e9, train.Quiet(), StopAt(steps))
+        lane = train.begun(config, stream, None, device, saved, saved, train.Quiet())
         try:
-            trainer.train()
+            train.Trainer([lane], 1e9, StopAt(steps)).train()
         except train.Stopped:
             torch.rand(17)  # whatever else a process may do with the random state
             continue
-        return trainer
+        return lane.position
     raise AssertionError("never finished")
 
 
@@ -297,9 +293,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
 
 def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
     config, other = small(), small(a=5.0)
-    learner = train.make_learner(
-        config, train.make_stream(config, None, torch.device("cpu")), None, torch.device("cpu")
-    )
+    learner = train.make_learner(config, make_stream(config, None, torch.device("cpu")), None, torch.device("cpu"))
     path = tmp_path / "x.checkpoint"
     writer = checkpoint.Writer()
     writer.save(path, config, checkpoint.Position(), learner.state_dict(), torch.device("cpu"))

@@ -65,6 +65,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    lanes: Annotated[
+        str,
+        typer.Option(help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU)."),
+    ] = "auto",
     log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -96,6 +100,7 @@ def run(
         quiet=quiet,
         logs=checked_logs(log or []),
         checkpoint_every=checkpoint_every,
+        lanes=checked_lanes(lanes),
     )
     settings = {name: listed(value) for name, value in settings.items()} | parsed_settings(set_ or [])
     configs = runs.combinations(benchmark, method or methods, seed or seeds, fields, settings)
@@ -234,6 +239,14 @@ def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
             raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
         settings[name] = values.split(",")
     return settings
+
+
+def checked_lanes(word: str) -> int | None:
+    if word == "auto":
+        return None
+    if not word.isdecimal() or int(word) < 1:
+        raise AlassoError(f"--lanes takes auto or a number from 1 on, not {word!r}")
+    return int(word)
 
 
 def checked_logs(names: Sequence[str]) -> tuple[str, ...]:

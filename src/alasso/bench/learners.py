@@ -38,10 +38,14 @@ class Learner:
         self.mixture: Mixture | None = None
 
     @property
+    def resident(self) -> bool:
+        """Whether all examples are on the training device."""
+        return all(task.train.images.device == self.device for task in self.stream.tasks)
+
+    @property
     def can_be_recorded(self) -> bool:
         """Whether a step runs on the device alone, so that a CUDA graph can hold it."""
-        tasks = self.stream.tasks
-        return self.memory is None or Mixture(tasks).in_one_go
+        return self.resident and (self.memory is None or Mixture(self.stream.tasks).in_one_go)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -65,6 +69,11 @@ class Learner:
             return None
         return self.memory.draw(self.memory.beside(batch_size), generator)
 
+    def pairs(self, t: int, plan: StepPlan) -> Tensor:
+        """All examples of a plan as rows (task, example)."""
+        own = torch.stack([torch.full_like(plan.own, t), plan.own], 1)
+        return own if plan.others is None else torch.cat([own, plan.others])
+
     def step(self, t: int, plan: StepPlan) -> Tensor:
         """One optimizer step; returns the task's loss, without the penalty."""
         loss = self.loss(t, plan)
@@ -87,7 +96,7 @@ class Learner:
     def outputs(self, x: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             outputs: Tensor = self.model(x)
-        return outputs.float()
+        return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     def end_task(self, t: int) -> None:
         """After the last epoch of task t."""

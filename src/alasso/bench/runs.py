@@ -39,6 +39,7 @@ class Options:
     quiet: bool = False
     logs: tuple[str, ...] = ()
     checkpoint_every: float = 30.0
+    lanes: int | None = None  # runs trained as one stack, at most; None: as many as the device takes
 
 
 def combinations(
@@ -74,53 +75,79 @@ def carry_out(
 ) -> list[Result]:
     """Run what is not finished yet, in order, with one overall progress."""
     check_folder(configs, options)
-    found: list[Result] = []
+    paths = {config.name: options.out / f"{config.name}.json" for config in configs}
+    done = {c.name: results.read(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
+    if not options.quiet:
+        for config in configs:
+            if config.name in done:
+                said = f"{label(config)}: already done, {paths[config.name].name} (run again with --restart)"
+                console.print(said, style="dim")
+    left = [config for config in configs if config.name not in done]
     with ExitStack() as stack:
         bars = None
         if console.is_terminal and not options.quiet:
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
-        for number, config in enumerate(configs):
-            path = options.out / f"{config.name}.json"
-            if path.exists() and not options.restart:
-                found.append(results.read(path))
-                if not options.quiet:
-                    console.print(f"{label(config)}: already done, {path.name} (run again with --restart)", style="dim")
-                continue
+        for group in stacks(left, options) if left else ():
             if bars:
-                bars.start_run(label(config), number)
-            found.append(_carry_out_one(config, options, console, bars, reference(config)))
-    return found
+                bars.start_run(labels(group), len(done))
+            found = _carry_out_together(group, options, console, bars, [reference(config) for config in group])
+            done |= {result.name: result for result in found}
+    return [done[config.name] for config in configs]
 
 
-def _carry_out_one(
-    config: RunConfig, options: Options, console: Console, bars: Bars | None, reference: Result | None
-) -> Result:
-    from alasso.bench import train  # torch: only once there is something to run
+def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfig]]:
+    """Which runs are trained together."""
+    from alasso.bench import lanes, train  # torch: only once there is something to run
+
+    most = options.lanes or lanes.most_on(train.torch_device(options.device))
+    return lanes.grouped(configs, most)
+
+
+def _carry_out_together(
+    configs: Sequence[RunConfig],
+    options: Options,
+    console: Console,
+    bars: Bars | None,
+    references: Sequence[Result | None],
+) -> list[Result]:
+    from alasso.bench import train
 
     with ExitStack() as stack:
-        observers: list[Observer] = [bars] if bars else []
-        if not bars and not options.quiet:
-            say = partial(console.print, highlight=False, soft_wrap=True)
-            observers.append(PlainLines(say, label(config)))
-        if "csv" in options.logs:
-            log = CsvLog(options.out / f"{config.name}.csv")
-            stack.callback(log.close)
-            observers.append(log)
-        if "tensorboard" in options.logs:
-            board = TensorBoardLog(options.out / "tensorboard" / config.name)
-            stack.callback(board.close)
-            observers.append(board)
-        return train.run(
-            config,
+        watching: list[Observer] = []
+        for config in configs:
+            observers: list[Observer] = []
+            if config is configs[0]:  # one line, or bar, for all that go together
+                if bars:
+                    observers.append(bars)
+                elif not options.quiet:
+                    say = partial(console.print, highlight=False, soft_wrap=True)
+                    observers.append(PlainLines(say, labels(configs)))
+            observers += _logs(config, options, stack)
+            watching.append(Several(observers) if observers else Quiet())
+        return train.run_together(
+            configs,
             out=options.out,
             data_dir=options.data_dir,
             device=options.device,
             resume=options.resume,
-            reference=reference,
-            observer=Several(observers) if observers else Quiet(),
+            references=references,
+            observers=watching,
             checkpoint_every=options.checkpoint_every,
         )
+
+
+def _logs(config: RunConfig, options: Options, stack: ExitStack) -> list[Observer]:
+    logs: list[Observer] = []
+    if "csv" in options.logs:
+        log = CsvLog(options.out / f"{config.name}.csv")
+        stack.callback(log.close)
+        logs.append(log)
+    if "tensorboard" in options.logs:
+        board = TensorBoardLog(options.out / "tensorboard" / config.name)
+        stack.callback(board.close)
+        logs.append(board)
+    return logs
 
 
 def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
@@ -144,6 +171,12 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
 
 def label(config: RunConfig) -> str:
     return f"{config.method}, seed {config.seed}"
+
+
+def labels(configs: Sequence[RunConfig]) -> str:
+    """Of runs that go together, the first by name."""
+    others = len(configs) - 1
+    return label(configs[0]) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
 
 
 def table(found: Sequence[Result]) -> Table:
