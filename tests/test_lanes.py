@@ -183,7 +183,7 @@ def test_grouping_keeps_what_differs_in_shape_apart():
 
 def test_padding_holds_every_example_once_and_shares_add_up():
     steps = [[torch.tensor([[0, 1], [0, 2], [1, 3]]), torch.tensor([[2, 4]])], [torch.tensor([[0, 5], [0, 6]])]]
-    batch = lanes.padded(steps, torch.float64)
+    batch = lanes.padded([(torch.cat(lane), [len(step) for step in lane]) for lane in steps], torch.float64)
     assert batch.example.shape == (2, 2, 3)
     for lane, expected in enumerate(steps):
         for i, pairs in enumerate(expected):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -42,9 +44,9 @@ class MultiTask(Learner):
         pairs = even_mixture([len(task.train) for task in self.stream.tasks[: t + 1]], generator)
         return [StepPlan(piece[:, 1], piece) for piece in pairs.split(self.config.batch_size)]
 
-    def pairs(self, t: int, plan: StepPlan) -> Tensor:
-        assert plan.others is not None
-        return plan.others
+    def pairs(self, t: int, plans: Sequence[StepPlan]) -> tuple[Tensor, list[int]]:
+        steps = [plan.others for plan in plans if plan.others is not None]
+        return torch.cat(steps), [len(step) for step in steps]
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         assert self.mixture is not None and plan.others is not None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -144,7 +145,9 @@ class Batch(NamedTuple):
         return Batch(*(part[i] for part in self))
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(part.to(device) for part in self))
+        """From pinned memory, so that the host need not wait until the device is done with the epoch before."""
+        on_gpu = device.type == "cuda"
+        return Batch(*((part.pin_memory() if on_gpu else part).to(device, non_blocking=on_gpu) for part in self))
 
 
 class Stack:
@@ -155,6 +158,7 @@ class Stack:
         self.device = learners[0].device
         self.network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
         self.laid_out = False
+        self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.steps = torch.zeros(len(learners), 1, device=self.device)
         rates = [[learner.config.learning_rate] for learner in learners]
         dtype = next(learners[0].model.parameters()).dtype
@@ -186,7 +190,7 @@ class Stack:
         else:
             taken(row.m, state["exp_avg"])
             taken(row.v, state["exp_avg_sq"])
-            self.steps[lane] = state["step"]
+            self.steps[lane] = state["step"].clone()  # it may be this very place
         state.update(step=self.steps[lane, 0], exp_avg=row.m, exp_avg_sq=row.v)
 
     def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: Slot) -> None:
@@ -209,48 +213,72 @@ class Stack:
 
         Labels count from the first column of the lane's head.
         """
-        leaves = {name: slot.theta.detach().requires_grad_() for name, slot in self.slots.items()}
+        active = share.sum(1, keepdim=True) > 0
+        step_size, root = torch.empty_like(self.rate), torch.empty_like(self.rate)
+        self.kernel(bias_corrections_)(self.steps, active, self.rate, step_size, root)
+        leaves = {name: self.leaf(slot.theta) for name, slot in self.slots.items()}
         losses = self.losses(leaves, x, y, share, heads)
-        gradients = dict(zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True))
-        if not self.laid_out:
-            self.lay_out_like(gradients)
-        with torch.no_grad():
-            self.move(gradients, active=share.sum(1, keepdim=True) > 0)
+        if self.laid_out:
+            for name, leaf in leaves.items():
+                leaf.register_hook(partial(self.move_beside, name, step_size, root, active))
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        if self.laid_out:
+            if self.beside:
+                torch.cuda.current_stream().wait_stream(self.beside)
+        else:
+            self.lay_out_like(dict(zip(leaves, gradients, strict=True)))
+            for name, gradient in zip(leaves, gradients, strict=True):
+                self.move(name, step_size, root, active, gradient)
         return losses.detach()
+
+    def leaf(self, theta: Tensor) -> Tensor:
+        """What gradients are taken by; one lane alone needs no leading axis."""
+        return (theta[0] if len(self.learners) == 1 else theta).detach().requires_grad_()
 
     def losses(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice]) -> Tensor:
         outputs = self.outputs(weights, x)
         if any(head != slice(0, outputs.shape[2]) for head in heads):
             outputs = torch.stack([lane[:, head] for lane, head in zip(outputs, heads, strict=True)])
-        each = nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
-        return (each.view_as(share) * share).sum(1)
+        losses: Tensor = self.kernel(shared_cross_entropy)(outputs, y, share)
+        return losses
 
     def outputs(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         config = self.learners[0].config
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             if len(self.learners) == 1:
-                alone = {name: stacked[0] for name, stacked in weights.items()}
-                outputs: Tensor = functional_call(self.network, alone, x[0])[None]
+                outputs: Tensor = functional_call(self.network, weights, x[0])[None]
             else:
                 outputs = vmap(lambda w, inputs: functional_call(self.network, w, inputs), randomness="different")(
                     weights, x
                 )
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
-    def move(self, gradients: dict[str, Tensor], active: Tensor) -> None:
-        kernel = kernels.compiled if self.device.type == "cuda" else uncompiled
-        step_size, root = torch.empty_like(self.rate), torch.empty_like(self.rate)
-        kernel(bias_corrections_)(self.steps, active, self.rate, step_size, root)
-        for name, slot in self.slots.items():
-            rows = [in_rows(tensor) for tensor in slot]
-            kernel(spring_and_adam_)(*rows, in_rows(gradients[name], like=slot.theta), step_size, root, active)
+    def move_beside(self, name: str, step_size: Tensor, root: Tensor, active: Tensor, gradient: Tensor) -> None:
+        """Move one tensor as soon as its gradient is there: memory is busy with it while the next products are made."""
+        if self.beside is None:
+            self.move(name, step_size, root, active, gradient)
+            return
+        self.beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.beside):
+            self.move(name, step_size, root, active, gradient)
+
+    @torch.no_grad()
+    def move(self, name: str, step_size: Tensor, root: Tensor, active: Tensor, gradient: Tensor) -> None:
+        slot = self.slots[name]
+        rows = [in_rows(tensor) for tensor in slot]
+        if len(self.learners) == 1:
+            gradient = gradient[None]
+        self.kernel(spring_and_adam_)(*rows, in_rows(gradient, slot.theta), step_size, root, active)
+
+    def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return kernels.compiled(function) if self.device.type == "cuda" else function
 
     @torch.no_grad()
     def lay_out_like(self, gradients: dict[str, Tensor]) -> None:
         """Bring the tensors into the memory layout their gradients come in, so that a pass reads all in one order."""
         for name, gradient in gradients.items():
             slot = self.slots[name]
-            if gradient.stride() != slot.theta.stride() and is_dense(gradient):
+            if len(self.learners) > 1 and gradient.stride() != slot.theta.stride() and is_dense(gradient):
                 self.slots[name] = Slot(*(torch.empty_like(gradient).copy_(tensor) for tensor in slot))
         self.laid_out = True
         self.adopt()
@@ -287,8 +315,10 @@ def spring_and_adam_(
         tensor.copy_(torch.where(active, new, tensor))
 
 
-def uncompiled(kernel: Callable[..., None]) -> Callable[..., None]:
-    return kernel
+def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    """For each lane the cross-entropy of its examples, each weighed with its share."""
+    each = nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
+    return (each.view_as(share) * share).sum(1)
 
 
 def taken(slot: Tensor, content: Tensor) -> Tensor:
@@ -340,9 +370,16 @@ class SharedImages:
 
     def gather(self, batch: Batch) -> tuple[Tensor, Tensor]:
         rows = batch.example if self.examples.rows is None else self.examples.rows[batch.example]
-        lane = torch.arange(len(rows), device=rows.device)[:, None]
-        x = self.examples.images[rows].gather(2, self.pixels[lane, batch.task])
-        return x.float() / self.examples.scale, self.examples.labels[rows]
+        gather = kernels.compiled(permuted_examples) if rows.is_cuda else permuted_examples
+        x, y = gather(self.examples.images, self.examples.labels, self.pixels, rows, batch.task)
+        return x / self.examples.scale, y
+
+
+def permuted_examples(
+    images: Tensor, labels: Tensor, pixels: Tensor, rows: Tensor, task: Tensor
+) -> tuple[Tensor, Tensor]:
+    lane = torch.arange(len(rows), device=rows.device)[:, None]
+    return images[rows[:, :, None], pixels[lane, task]].float(), labels[rows]
 
 
 @dataclass
@@ -396,27 +433,30 @@ class StackedSteps:
     def begin_epoch(self, plans: Sequence[Sequence[StepPlan]]) -> None:
         """The epoch's plans of all lanes, brought to the device in one go."""
         lanes = zip(self.learners, plans, strict=True)
-        pairs = [[learner.pairs(self.t, plan) for plan in steps] for learner, steps in lanes]
-        self.epoch = padded(pairs, self.stack.rate.dtype).to(self.device)
+        epoch = padded([learner.pairs(self.t, steps) for learner, steps in lanes], self.stack.rate.dtype)
+        self.changed = [[True, *differs(part[1:], part[:-1])] for part in epoch]
+        self.epoch = epoch.to(self.device)
         self.steps_of_lane = [len(steps) for steps in plans]
-        purpose = (self.source.recorded_for, self.epoch.example.shape[1:])
+        self.in_buffers = -1
+        purpose = (self.source.recorded_for, epoch.example.shape[1:])
         if purpose != self.recorded_for:
             self.graph, self.recorded_for, self.made = None, purpose, 0
 
     def step(self, i: int) -> None:
         """Step i of the epoch, of every lane that has one."""
-        now = self.epoch.at(i)
         for learner, count in zip(self.learners, self.steps_of_lane, strict=True):
             if i < count:
                 learner.noted_steps(1)
         if self.graph is not None:
-            for buffer, part in zip(self.buffers, now, strict=True):
-                buffer.copy_(part)
+            for buffer, part, changed in zip(self.buffers, self.epoch, self.changed, strict=True):
+                if changed[i] or self.in_buffers != i - 1:
+                    buffer.copy_(part[i])
+            self.in_buffers = i
             self.graph.replay()
         elif self.device.type == "cuda":
-            self._step_before_recording(now)
+            self._step_before_recording(self.epoch.at(i))
         else:
-            self._step(now)
+            self._step(self.epoch.at(i))
 
     def _step(self, batch: Batch) -> None:
         x, y = self.source.gather(batch)
@@ -439,19 +479,29 @@ class StackedSteps:
             self.graph = graph
 
 
-def padded(lanes: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Batch:
-    """Steps of all lanes as one: lists of pairs (task, example), a tensor a step, filled up with what has no share.
+def padded(lanes: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype) -> Batch:
+    """Steps of all lanes as one, filled up with what has no share. A lane comes as pairs (task, example) of all its
+    steps in a row, and how many each step has.
 
-    >>> padded([[torch.tensor([[0, 7], [1, 8]]), torch.tensor([[0, 9]])]], torch.float32).share.tolist()
+    >>> padded([(torch.tensor([[0, 7], [1, 8], [0, 9]]), [2, 1])], torch.float32).share.tolist()
     [[[0.5, 0.5]], [[1.0, 0.0]]]
     """
-    count = max(len(steps) for steps in lanes)
-    width = max(len(pairs) for steps in lanes for pairs in steps)
-    all_pairs = torch.zeros(count, len(lanes), width, 2, dtype=torch.long)
+    count = max(len(sizes) for _, sizes in lanes)
+    width = max(max(sizes) for _, sizes in lanes)
+    task, example = (torch.zeros(count, len(lanes), width, dtype=torch.long) for _ in range(2))
     share = torch.zeros(count, len(lanes), width, dtype=dtype)
-    for lane, steps in enumerate(lanes):
-        sizes = torch.tensor([len(pairs) for pairs in steps])
-        filled = torch.arange(width) < sizes[:, None]
-        all_pairs[: len(steps), lane][filled] = torch.cat(list(steps))
-        share[: len(steps), lane] = filled.to(dtype) / sizes[:, None]
-    return Batch(all_pairs[..., 1].contiguous(), all_pairs[..., 0].contiguous(), share)
+    for lane, (pairs, sizes) in enumerate(lanes):
+        counts = torch.tensor(sizes)[:, None]
+        filled = torch.arange(width) < counts
+        for part, column in ((task, 0), (example, 1)):
+            part[: len(sizes), lane] = torch.zeros(len(sizes), width, dtype=torch.long).masked_scatter(
+                filled, pairs[:, column]
+            )
+        share[: len(sizes), lane] = filled.to(dtype) / counts
+    return Batch(example, task, share)
+
+
+def differs(one: Tensor, other: Tensor) -> list[bool]:
+    """Row by row."""
+    different: list[bool] = (one != other).flatten(1).any(1).tolist()
+    return different

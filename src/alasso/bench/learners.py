@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,10 +69,16 @@ class Learner:
             return None
         return self.memory.draw(self.memory.beside(batch_size), generator)
 
-    def pairs(self, t: int, plan: StepPlan) -> Tensor:
-        """All examples of a plan as rows (task, example)."""
-        own = torch.stack([torch.full_like(plan.own, t), plan.own], 1)
-        return own if plan.others is None else torch.cat([own, plan.others])
+    def pairs(self, t: int, plans: Sequence[StepPlan]) -> tuple[Tensor, list[int]]:
+        """All examples of an epoch's plans as rows (task, example), and how many each step has."""
+        if plans[0].others is None:
+            own = torch.cat([plan.own for plan in plans])
+            return torch.stack([torch.full_like(own, t), own], 1), [len(plan.own) for plan in plans]
+        steps = []
+        for plan in plans:
+            assert plan.others is not None
+            steps.append(torch.cat([torch.stack([torch.full_like(plan.own, t), plan.own], 1), plan.others]))
+        return torch.cat(steps), [len(step) for step in steps]
 
     def step(self, t: int, plan: StepPlan) -> Tensor:
         """One optimizer step; returns the task's loss, without the penalty."""
