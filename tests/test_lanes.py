@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import lanes, models, results, train
+from alasso.bench import fused, lanes, models, results, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.streams import Stream
@@ -200,6 +200,62 @@ def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu():
     for config, stacked in zip(configs, train.run_together(configs, device="cuda"), strict=True):
         alone = train.run(config, device="cpu")
         np.testing.assert_allclose(stacked.accuracy[-1], alone.accuracy[-1], atol=0.02, err_msg=config.method)
+
+
+def stacked_tensors(device, lanes_, outs, inputs):
+    """Weights in the middle of a training: θ, m, v, anchor, k⁻, k⁺, ω."""
+    generator = torch.Generator().manual_seed(1)
+    theta, m, anchor, path = (torch.randn(lanes_, outs, inputs, generator=generator) * 0.1 for _ in range(4))
+    v, k_minus, k_plus = (torch.rand(lanes_, outs, inputs, generator=generator) for _ in range(3))
+    return [tensor.to(device) for tensor in (theta, m, v, anchor, k_minus, k_plus, path)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("exact", "tolerance"), [(True, 2e-6), (False, 2e-3)])
+@pytest.mark.parametrize(("batch", "outs", "inputs"), [(256, 200, 130), (96, 64, 64), (33, 10, 70)])
+def test_the_fused_step_of_a_weight_matrix_equals_the_plain_one(exact, tolerance, batch, outs, inputs):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3, batch, inputs, generator=generator).cuda()
+    dy = (torch.randn(3, batch, outs, generator=generator) / batch).cuda()
+    pace = [
+        torch.tensor(values).cuda()[:, None] for values in ([1e-3, 2e-3, 3e-3], [0.5, 0.7, 1.0], [True, False, True])
+    ]
+    got = stacked_tensors("cuda", 3, outs, inputs)
+    before = [tensor.clone() for tensor in got]
+    fused.move_weights_(x, dy, *got, *pace, betas=(0.9, 0.999), epsilon=1e-8, exact=exact)
+    want = [tensor.double().flatten(1) for tensor in before]
+    lanes.spring_and_adam_(*want, (dy.double().mT @ x.double()).flatten(1), *(p.double() for p in pace[:2]), pace[2])
+    for new, old, expected in zip(got, before, want, strict=True):
+        torch.testing.assert_close(new.double().flatten(1), expected, rtol=tolerance, atol=tolerance)
+        assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("count", [1, 3])
+def test_recorded_and_fused_steps_equal_plain_ones(count, monkeypatch):
+    """The network of the paper, narrower: graph and fused kernel against uncompiled steps without either."""
+    configs = [
+        RunConfig.for_benchmark("permuted-digits", "alasso", tasks=2, epochs=4, hidden=128, seed=s, precision="float32")
+        for s in range(count)
+    ]
+    device = torch.device("cuda", 0)
+
+    def trained():
+        streams = make_streams(configs, None, device)
+        group = [
+            train.begun(c, s, None, device, None, None, train.Quiet()) for c, s in zip(configs, streams, strict=True)
+        ]
+        train.Trainer(group, 1e9, lambda: False).train()
+        return [everything(lane) for lane in group]
+
+    fast = trained()
+    monkeypatch.setattr(fused, "can_fuse", lambda *_: False)
+    monkeypatch.setattr(lanes, "WARM_UP", 10**9)
+    monkeypatch.setattr(lanes.Stack, "kernel", lambda self, function: function)
+    for got, want in zip(fast, trained(), strict=True):
+        for name in want:
+            scale = want[name].double().abs().mean() + 1e-12
+            assert (got[name].double() - want[name].double()).abs().mean() < 0.02 * scale, name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -88,7 +88,7 @@ def run(
     from_file, settings = from_toml(config) if config else ({}, {})
     if from_file.pop("benchmark", benchmark) != benchmark:
         raise AlassoError(f"{config} is for another benchmark than {benchmark}")
-    methods = listed(from_file.pop("method", "alasso"))
+    methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
     seeds = listed(from_file.pop("seed", 0))
     fields = from_file | {name: value for name, value in fields.items() if value is not None}
     options = runs.Options(
@@ -103,8 +103,13 @@ def run(
         lanes=checked_lanes(lanes),
     )
     settings = {name: listed(value) for name, value in settings.items()} | parsed_settings(set_ or [])
+    empty = [name for name, values in {**settings, "method": methods, "seed": seeds}.items() if not values]
+    if empty:
+        raise AlassoError(f"{config}: {empty[0]} is an empty list")
     configs = runs.combinations(benchmark, method or methods, seed or seeds, fields, settings)
     against = results.read(reference) if reference else None
+    if against:
+        runs.check_reference(against, configs)
     show_runs(configs, options, against)
 
 

@@ -12,7 +12,8 @@ Every method of this kind is a spring with a stiffness of its own on each side, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from alasso import kernels
+from alasso.bench import fused
 from alasso.bench.config import RunConfig
 from alasso.bench.learners import Learner, Regularized, StepPlan
 from alasso.bench.streams import Examples, Stream
@@ -130,6 +132,14 @@ class Slot(NamedTuple):
         return Slot(*(torch.zeros_like(leading) for _ in Slot._fields))
 
 
+class Pace(NamedTuple):
+    """How fast each lane goes in this step: Adam's step size and √(1 − β₂ᵗ), and whether it goes at all; (lanes, 1)."""
+
+    step_size: Tensor
+    root: Tensor
+    active: Tensor
+
+
 class Batch(NamedTuple):
     """What one step is made on: for each lane which examples (and, in mixed batches, of which task), and their share.
 
@@ -167,6 +177,11 @@ class Stack:
             name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
         }
+        # Weight matrices that move within the backward pass; all else gets a gradient first.
+        bf16 = learners[0].config.precision == "bf16"
+        fusing = not bf16 and fused.can_fuse(self.network, self.device)
+        self.moving = [name for name, slot in self.slots.items() if fusing and slot.theta.dim() == 3]
+        self.kept: list[Tensor] = []
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -216,59 +231,81 @@ class Stack:
         active = share.sum(1, keepdim=True) > 0
         step_size, root = torch.empty_like(self.rate), torch.empty_like(self.rate)
         self.kernel(bias_corrections_)(self.steps, active, self.rate, step_size, root)
-        leaves = {name: self.leaf(slot.theta) for name, slot in self.slots.items()}
-        losses = self.losses(leaves, x, y, share, heads)
+        pace = Pace(step_size, root, active)
+        leaves = {name: self.leaf(slot.theta) for name, slot in self.slots.items() if name not in self.moving}
+        losses = self.losses(leaves, x, y, share, heads, pace)
         if self.laid_out:
             for name, leaf in leaves.items():
-                leaf.register_hook(partial(self.move_beside, name, step_size, root, active))
+                leaf.register_hook(partial(self.move, name, pace))
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        if self.laid_out:
-            if self.beside:
-                torch.cuda.current_stream().wait_stream(self.beside)
-        else:
+        if not self.laid_out:
             self.lay_out_like(dict(zip(leaves, gradients, strict=True)))
             for name, gradient in zip(leaves, gradients, strict=True):
-                self.move(name, step_size, root, active, gradient)
+                self.move(name, pace, gradient)
+        self.join()
         return losses.detach()
 
     def leaf(self, theta: Tensor) -> Tensor:
         """What gradients are taken by; one lane alone needs no leading axis."""
         return (theta[0] if len(self.learners) == 1 else theta).detach().requires_grad_()
 
-    def losses(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice]) -> Tensor:
-        outputs = self.outputs(weights, x)
+    def losses(
+        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice], pace: Pace
+    ) -> Tensor:
+        outputs = self.outputs(leaves, x, pace)
         if any(head != slice(0, outputs.shape[2]) for head in heads):
             outputs = torch.stack([lane[:, head] for lane, head in zip(outputs, heads, strict=True)])
         losses: Tensor = self.kernel(shared_cross_entropy)(outputs, y, share)
         return losses
 
-    def outputs(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        config = self.learners[0].config
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+    def outputs(self, leaves: dict[str, Tensor], x: Tensor, pace: Pace) -> Tensor:
+        if self.moving:
+            assert isinstance(self.network, nn.Sequential)
+            moves = {name: partial(self.move_fused, name, pace) for name in self.moving}
+            weights = leaves | {name: self.slots[name].theta for name in self.moving}
+            return fused.outputs(self.network, weights, x, moves)
+        bf16 = self.learners[0].config.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             if len(self.learners) == 1:
-                outputs: Tensor = functional_call(self.network, weights, x[0])[None]
+                outputs: Tensor = functional_call(self.network, leaves, x[0])[None]
             else:
                 outputs = vmap(lambda w, inputs: functional_call(self.network, w, inputs), randomness="different")(
-                    weights, x
+                    leaves, x
                 )
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
-    def move_beside(self, name: str, step_size: Tensor, root: Tensor, active: Tensor, gradient: Tensor) -> None:
-        """Move one tensor as soon as its gradient is there: memory is busy with it while the next products are made."""
-        if self.beside is None:
-            self.move(name, step_size, root, active, gradient)
-            return
-        self.beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.beside):
-            self.move(name, step_size, root, active, gradient)
+    # -- moving one tensor, as soon as its gradient is there: memory is busy with it while the next products are made
 
     @torch.no_grad()
-    def move(self, name: str, step_size: Tensor, root: Tensor, active: Tensor, gradient: Tensor) -> None:
+    def move(self, name: str, pace: Pace, gradient: Tensor) -> None:
         slot = self.slots[name]
-        rows = [in_rows(tensor) for tensor in slot]
-        if len(self.learners) == 1:
+        if gradient.dim() < slot.theta.dim():
             gradient = gradient[None]
-        self.kernel(spring_and_adam_)(*rows, in_rows(gradient, slot.theta), step_size, root, active)
+        with self.aside(gradient):
+            rows = [in_rows(tensor) for tensor in slot]
+            self.kernel(spring_and_adam_)(*rows, in_rows(gradient, slot.theta), *pace)
+
+    @torch.no_grad()
+    def move_fused(self, name: str, pace: Pace, x: Tensor, dy: Tensor) -> None:
+        exact = self.learners[0].config.precision == "float32"
+        with self.aside(x, dy):
+            fused.move_weights_(x, dy, *self.slots[name], *pace, betas=(BETA1, BETA2), epsilon=EPSILON, exact=exact)
+
+    @contextmanager
+    def aside(self, *needed: Tensor) -> Iterator[None]:
+        """On a stream of its own, on a GPU; what is ``needed`` there is kept until :meth:`join`."""
+        if self.beside is None:
+            yield
+            return
+        self.kept += needed
+        self.beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.beside):
+            yield
+
+    def join(self) -> None:
+        if self.beside is not None:
+            torch.cuda.current_stream().wait_stream(self.beside)
+            self.kept.clear()
 
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return kernels.compiled(function) if self.device.type == "cuda" else function

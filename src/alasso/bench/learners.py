@@ -145,7 +145,10 @@ class Learner:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
+        here = [{"capturable": group.get("capturable")} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved["optimizer"])
+        for group, kept in zip(self.optimizer.param_groups, here, strict=True):
+            group.update(kept)  # how steps are made depends on the device, which may be another than before
         if self.memory:
             self.memory.kept = [kept.cpu() for kept in saved["memory"]]
 
@@ -178,8 +181,11 @@ class Regularized(Learner):
         return REGULARIZERS[self.config.method](self.model, **self.config.settings)
 
     def begin_task(self, t: int) -> None:
+        before = self.optimizer
         super().begin_task(t)
-        self.regularizer.attach(self.optimizer)  # a new optimizer, if it was reset
+        if self.optimizer is not before:  # it was reset
+            self.regularizer.detach()
+        self.regularizer.attach(self.optimizer)
 
     def end_task(self, t: int) -> None:
         super().end_task(t)

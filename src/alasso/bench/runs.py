@@ -16,7 +16,7 @@ from rich.table import Table
 
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import RunConfig
+from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
@@ -49,10 +49,13 @@ def combinations(
 
     A setting that some of the methods have and others have not is set where it is known; one that none has is refused.
     """
+    for method in methods:
+        known(method, METHODS, "method")
     somewhere = {name for m in methods if m in METHODS for name in METHODS[m].settings} | set(RunConfig.field_names())
     for name in settings:
-        if name not in somewhere:
-            RunConfig.for_benchmark(benchmark, methods[0], **{name: settings[name][0]})  # raises, with the nearest name
+        if name not in somewhere or name in NOT_CHANGES:
+            allowed = sorted(somewhere - set(NOT_CHANGES))
+            raise AlassoError(f"{methods[0]} has no setting {name!r}{nearest(name, allowed)}")
     configs = []
     for method in methods:
         own = {
@@ -94,6 +97,17 @@ def carry_out(
             found = _carry_out_together(group, options, console, bars, [reference(config) for config in group])
             done |= {result.name: result for result in found}
     return [done[config.name] for config in configs]
+
+
+def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
+    """Refuse, before anything is run, what intransigence cannot be measured against."""
+    if reference.config.method != "single-task":
+        raise AlassoError(f"intransigence is measured against a single-task run, not one of {reference.config.method}")
+    for config in configs:
+        for name in ("benchmark", "tasks", "classes_per_task"):
+            ours, theirs = getattr(config, name), getattr(reference.config, name)
+            if ours != theirs:
+                raise AlassoError(f"the reference run has {name}={theirs}, {label(config)} has {ours}")
 
 
 def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfig]]:
@@ -160,7 +174,9 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
     if options.resume or options.restart:
         return
     for config in configs:
-        if (options.out / f"{config.name}.checkpoint").exists():
+        # A checkpoint beside a result is of a run that was killed in its very last moment.
+        begun, finished = (options.out / f"{config.name}.{kind}" for kind in ("checkpoint", "json"))
+        if begun.exists() and not finished.exists():
             raise AlassoError(
                 f"{label(config)} was begun and not finished; go on with --resume, or start over with --restart"
             )

@@ -81,7 +81,7 @@ def run_together(
     """Several runs side by side, as lanes of one stacked network where they can be; the same results as one by one."""
     place = torch_device(device)
     streams = streams or make_streams(configs, data_dir, place)
-    torch.set_float32_matmul_precision("high" if configs[0].precision == "tf32" else "highest")
+    set_precision(configs[0].precision)
     lanes = []
     for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
         saved = out / f"{config.name}.checkpoint" if out else None
@@ -91,8 +91,11 @@ def run_together(
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner.model, place):
-        for group in in_step(lanes):
+        groups = in_step(lanes)
+        for number, group in enumerate(groups):
             Trainer(group, checkpoint_every, stop_requested).train()
+            if stop_requested() and number + 1 < len(groups):
+                raise Stopped("the end of a run")
         environment = results.environment(str(place))
 
     found = []
@@ -300,10 +303,23 @@ def torch_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise AlassoError(f"there is no device {name!r}; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type not in ("cpu", "cuda"):
+        raise AlassoError(f"device {name}: use auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
         raise AlassoError(f"device {name}: torch sees no GPU here; use --device cpu")
-    # Tensors name their device with its number.
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+    number = torch.cuda.current_device() if device.index is None else device.index
+    if number >= torch.cuda.device_count():
+        raise AlassoError(f"device {name}: torch sees {torch.cuda.device_count()} GPU here, counted from cuda:0")
+    torch.cuda.set_device(number)  # streams and recorded steps belong to the current device
+    return torch.device("cuda", number)  # tensors name their device with its number
+
+
+def set_precision(precision: str) -> None:
+    """Of products of float32 on a GPU, convolutions included: TF32, or float32 to the last bit."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def peak_memory(device: torch.device) -> int:
