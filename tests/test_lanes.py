@@ -11,6 +11,14 @@ from alasso.bench.config import RunConfig
 from alasso.bench.streams import Stream
 
 CPU = torch.device("cpu")
+
+
+def on_gpu(test):
+    """Needs a GPU; there, torch warns of itself while it compiles."""
+    quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    return pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")(quiet(test))
+
+
 METHODS = [m for m in lanes.STACKABLE if m != "sgd-dropout"]
 
 
@@ -194,7 +202,7 @@ def test_padding_holds_every_example_once_and_shares_add_up():
     assert batch.share[1, 1].sum() == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu():
     configs = [small(m, precision="float32", epochs=5) for m in METHODS if m != "alasso-memory"]
     for config, stacked in zip(configs, train.run_together(configs, device="cuda"), strict=True):
@@ -210,7 +218,7 @@ def stacked_tensors(device, lanes_, outs, inputs):
     return [tensor.to(device) for tensor in (theta, m, v, anchor, k_minus, k_plus, path)]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("count", [1, 33, 70_001])
 def test_the_handwritten_pass_equals_the_plain_one(count):
     values = ([1e-3, 2e-3, 3e-3], [0.5, 0.7, 1.0], [True, False, True])
@@ -226,7 +234,7 @@ def test_the_handwritten_pass_equals_the_plain_one(count):
         assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("count", [1, 3])
 def test_recorded_and_compiled_steps_equal_plain_ones(count, monkeypatch):
     """The network of the paper, narrower: recorded and compiled against neither."""
@@ -254,7 +262,7 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, monkeypatch):
             assert (got[name].double() - want[name].double()).abs().mean() < 0.02 * scale, name
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "float32"])
 def test_on_a_gpu_every_precision_stays_near_float64(precision):
     config = small("alasso", precision=precision, epochs=5)

@@ -404,14 +404,15 @@ class SharedImages:
     def gather(self, batch: Batch) -> tuple[Tensor, Tensor]:
         rows = batch.example if self.examples.rows is None else self.examples.rows[batch.example]
         gather = kernels.compiled(permuted_examples) if rows.is_cuda else permuted_examples
-        return gather(self.examples.images, self.examples.labels, self.pixels, rows, batch.task, self.examples.scale)
+        x, y = gather(self.examples.images, self.examples.labels, self.pixels, rows, batch.task)
+        return x / self.examples.scale, y
 
 
 def permuted_examples(
-    images: Tensor, labels: Tensor, pixels: Tensor, rows: Tensor, task: Tensor, scale: float
+    images: Tensor, labels: Tensor, pixels: Tensor, rows: Tensor, task: Tensor
 ) -> tuple[Tensor, Tensor]:
     lane = torch.arange(len(rows), device=rows.device)[:, None]
-    return images[rows[:, :, None], pixels[lane, task]].float() / scale, labels[rows]
+    return images[rows[:, :, None], pixels[lane, task]].float(), labels[rows]
 
 
 @dataclass
