@@ -1,0 +1,90 @@
+"""Carrying a plan out: part by part, probes last. What is finished stays finished wherever it is stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from alasso.bench import data, runs
+from alasso.bench.atomic import write_whole
+from alasso.bench.catalog import BENCHMARKS
+from alasso.errors import AlassoError
+from alasso.reproduce import timing
+from alasso.reproduce.experiments import Experiment
+from alasso.reproduce.plan import Part, Plan, Probe, result_path
+
+ALL_THERE_IS = "auto"  # as many runs stacked as the device has room for
+
+
+def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -> runs.Options:
+    """Runs begun before are gone on with; like runs are stacked where the harness can do it."""
+    known = {field.name for field in dataclasses.fields(runs.Options)}
+    changes: dict[str, Any] = {"lanes": ALL_THERE_IS} if "lanes" in known else {}
+    return runs.Options(out=out, data_dir=data_dir, device=device, resume=True, quiet=quiet, **changes)
+
+
+def carry_out(
+    plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
+) -> None:
+    for part in plan.parts:
+        about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
+        say(f"{part.title}: {len(part.configs)} runs{about}")
+        _timed(part, estimate.device, options, lambda part=part: runs.carry_out(part.configs, options, console))  # type: ignore[misc]
+    for probe in plan.probes:
+        measure(probe, options, say)
+
+
+def _timed(part: Part, device: str, options: runs.Options, act: Callable[[], object]) -> None:
+    """Note how long a part took, also when it was stopped on the way."""
+    began = time.monotonic()
+    try:
+        act()
+    finally:
+        done = [config for config in part.configs if result_path(config, options.out).exists()]
+        if done:
+            timing.note_part(options.out, part.title, device, done, time.monotonic() - began)
+
+
+def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:
+    """Learn the first task of a run again and move its weights; the numbers go beside the results."""
+    from alasso.report.probe import Plan as ProbePlan
+    from alasso.report.probe import probe_first_task
+
+    plan = ProbePlan(**probe.plan)  # type: ignore[arg-type]
+    measured = probe_first_task(probe.config, plan, data_dir=options.data_dir, device=options.device, say=say)
+    path = probe.path(options.out)
+    write_whole(path, (json.dumps(dataclasses.asdict(measured), ensure_ascii=False) + "\n").encode())
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def absent_data(plan: Plan, data_dir: Path | None) -> list[str]:
+    """Names of the data sets that the plan needs and that are not whole on this machine."""
+    benchmarks = dict.fromkeys(
+        [*(part.benchmark for part in plan.parts), *(probe.config.benchmark for probe in plan.probes)]
+    )
+    names = dict.fromkeys(name for benchmark in benchmarks for name in BENCHMARKS[benchmark].data)
+    return [name for name in names if not _is_there(name, data_dir)]
+
+
+def _is_there(name: str, data_dir: Path | None) -> bool:
+    try:
+        return all(report.status == "ok" for report in data.check(name, data_dir))
+    except AlassoError:
+        return False
+
+
+def data_advice(absent: Sequence[str], experiments: Iterable[Experiment]) -> str:
+    """One line: what is missing, how to get it, how to do without."""
+    waiting = [one.id for one in experiments if set(one.data()) & set(absent)]
+    return (
+        f"{', '.join(absent)}: not whole on this machine; get it with `alasso data fetch {' '.join(absent)}`, "
+        f"name its folder with --data-dir, or leave it out with --skip {' '.join(waiting)}"
+    )

@@ -1,0 +1,274 @@
+"""How long it will take: from what earlier parts and results took on this device, else from a short measurement.
+
+Counted are optimizer steps; what a step takes is looked up in this order:
+
+1. parts of an earlier reproduction on this device (``parts.csv``): they hold evaluation and stacking, too;
+2. results on this device of the same benchmark and method, then of the same benchmark;
+3. steps made just now, on random inputs of the benchmark's shape.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alasso.bench.atomic import disk_errors_as_advice
+from alasso.bench.config import RunConfig
+from alasso.bench.results import Result
+from alasso.reproduce.plan import Part, Plan
+
+PARTS_FILE = "parts.csv"
+COLUMNS = ("part", "device", "runs", "steps", "seconds", "finished")
+EARLIER, RESULTS, MEASURED = "earlier parts", "results there", "measured now"
+
+#: Training examples of a task, by benchmark; split CIFAR's first three tasks come from CIFAR-10.
+EXAMPLES = {
+    "permuted-digits": 1437,
+    "permuted-mnist": 60_000,
+    "permuted-fashion-mnist": 60_000,
+    "split-cifar": 500,  # of a class
+    "split-tiny-imagenet": 500,  # of a class
+}
+SHAPES = {
+    "permuted-digits": (64,),
+    "permuted-mnist": (784,),
+    "permuted-fashion-mnist": (784,),
+    "split-cifar": (3, 32, 32),
+    "split-tiny-imagenet": (3, 224, 224),
+}
+MEASURING_S = 1.0  # for each kind of step
+SMALL_BATCH = 16  # on a CPU a batch of large images takes seconds: a small one is measured and scaled
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part as it was carried out."""
+
+    part: str
+    device: str
+    runs: int
+    steps: int
+    seconds: float
+    finished: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of each part, of the probes, and where the figures come from (source → runs)."""
+
+    device: str
+    parts: dict[str, float] = field(default_factory=dict)
+    probes: float = 0.0
+    sources: dict[str, int] = field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()  # parts of which it is not known how many steps they take
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values()) + self.probes
+
+    def sentence(self) -> str:
+        names = {
+            EARLIER: "from parts carried out on this device before",
+            RESULTS: "from results of this device",
+            MEASURED: "from steps measured just now, evaluation not counted",
+        }
+        known = [(source, count) for source, count in self.sources.items() if count]
+        where = "; ".join(f"{count} {names[source]}" for source, count in known)
+        runs = sum(count for _, count in known)
+        if len(known) == 1:
+            where = names[known[0][0]]
+        rest = f"; not counting {', '.join(self.uncounted)}" if self.uncounted else ""
+        return f"about {human(self.seconds)} on {self.device} ({runs} runs, {where}){rest}" if known else rest[2:]
+
+
+def human(seconds: float) -> str:
+    """
+    >>> human(42), human(600), human(9000), human(400_000)
+    ('42 s', '10 min', '2 h 30 min', '4.6 days')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86_400:.1f} days"
+
+
+def steps_of(config: RunConfig) -> int:
+    """Optimizer steps of a whole run, on a benchmark whose size is known beforehand."""
+    tasks, each = config.tasks or 1, EXAMPLES[config.benchmark]
+    if config.benchmark.startswith("permuted-"):
+        sizes = [each] * tasks
+    else:
+        sizes = [each * (config.classes_per_task or 1)] * tasks
+        if config.benchmark == "split-cifar":
+            sizes[:3] = [10 * size for size in sizes[:3]]
+    return config.epochs * sum(-(-size // config.batch_size) for size in sizes)
+
+
+def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Callable[..., float]) -> Estimate:
+    """``measure(config)``: seconds of a step, found out when nothing better is known."""
+    rows = [row for row in read_parts(out) if row.device == device and row.steps and row.seconds]
+    mine = [result for result in known if device_of(result) == device and result.config.benchmark in EXAMPLES]
+    parts: dict[str, float] = {}
+    sources = {EARLIER: 0, RESULTS: 0, MEASURED: 0}
+    for part in (part for part in plan.parts if part.benchmark in EXAMPLES):
+        before = [row for row in rows if row.part == part.title]
+        if before:
+            rate = sum(row.seconds for row in before) / sum(row.steps for row in before)
+            parts[part.title] = rate * steps_in(part)
+            sources[EARLIER] += len(part.configs)
+            continue
+        parts[part.title] = 0.0
+        for config in part.configs:
+            seconds = from_results(config, mine)
+            sources[RESULTS if seconds is not None else MEASURED] += 1
+            parts[part.title] += steps_of(config) * measure(config) if seconds is None else seconds
+    probes = 0.0
+    for probe in (probe for probe in plan.probes if probe.config.benchmark in EXAMPLES):
+        whole = from_results(probe.config, mine)
+        one_task = steps_of(probe.config) / (probe.config.tasks or 1)
+        probes += one_task * measure(probe.config) if whole is None else whole / (probe.config.tasks or 1)
+    uncounted = tuple(part.title for part in plan.parts if part.benchmark not in EXAMPLES)
+    return Estimate(device, parts, probes, sources, uncounted)
+
+
+def steps_in(part: Part) -> int:
+    return sum(steps_of(config) for config in part.configs)
+
+
+def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
+    """Seconds of a run, by what a step took in results of the same benchmark: of the same method if there are any."""
+    of_benchmark = [result for result in known if result.config.benchmark == config.benchmark]
+    of_method = [result for result in of_benchmark if result.config.method == config.method]
+    rates = [result.seconds / steps_of(result.config) for result in of_method or of_benchmark]
+    return statistics.median(rates) * steps_of(config) if rates else None
+
+
+def device_of(result: Result) -> str:
+    return str(result.environment.get("gpu") or result.environment.get("cpu"))
+
+
+# -- what parts took ----------------------------------------------------------------------------------------------
+
+
+def read_parts(out: Path) -> list[Row]:
+    """What was noted; lines that are not whole are left aside."""
+    path = out / PARTS_FILE
+    if not path.exists():
+        return []
+    rows = []
+    with path.open(newline="", encoding="utf-8") as stream:
+        for raw in csv.DictReader(stream):
+            try:
+                rows.append(
+                    Row(raw["part"], raw["device"], int(raw["runs"]), int(raw["steps"]), float(raw["seconds"]),
+                        raw["finished"])
+                )  # fmt: skip
+            except (KeyError, TypeError, ValueError):
+                continue
+    return rows
+
+
+def note_part(out: Path, title: str, device: str, finished: Iterable[RunConfig], seconds: float) -> None:
+    """One more line of ``parts.csv``: wall-clock time of a part, or of as much of it as was done."""
+    import datetime
+
+    done = list(finished)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    steps = sum(steps_of(config) for config in done if config.benchmark in EXAMPLES)
+    path = out / PARTS_FILE
+    with disk_errors_as_advice(out):
+        new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            if new:
+                writer.writerow(COLUMNS)
+            writer.writerow([title, device, len(done), steps, f"{seconds:.1f}", now])
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+def device_name(device: str) -> str:
+    """As result files name it."""
+    import torch
+
+    from alasso.bench.results import cpu_name
+    from alasso.bench.train import torch_device
+
+    place = torch_device(device)
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else cpu_name()
+
+
+class Stopwatch:
+    """Seconds of a step, measured once for each benchmark, network and way of learning."""
+
+    def __init__(self, device: str, say: Callable[[str], None]) -> None:
+        self.device, self.say = device, say
+        self.measured: dict[tuple[object, ...], float] = {}
+
+    def __call__(self, config: RunConfig) -> float:
+        from alasso.bench.methods import LEARNERS
+
+        key = (config.benchmark, config.model, config.hidden, config.batch_size, LEARNERS[config.method])
+        if key not in self.measured:
+            if not self.measured:
+                self.say("measuring how fast this device is")
+            self.measured[key] = seconds_of_a_step(config, self.device)
+        return self.measured[key]
+
+
+def seconds_of_a_step(config: RunConfig, device: str, budget: float = MEASURING_S) -> float:
+    """Train on random inputs of the benchmark's shape for a moment, as a run would: with its learner, in its way."""
+    import dataclasses
+
+    import torch
+
+    from alasso.bench.graphs import WARM_UP, steps_for
+    from alasso.bench.streams import Stream
+    from alasso.bench.train import few_threads_for, make_learner, torch_device
+
+    place = torch_device(device)
+    shape, classes = SHAPES[config.benchmark], config.classes_per_task or 10
+    scale = 1.0
+    if place.type == "cpu" and len(shape) == 3 and shape[-1] > 64:
+        scale = config.batch_size / SMALL_BATCH
+        config = dataclasses.replace(config, batch_size=SMALL_BATCH)
+    if "point_epochs" in config.settings:  # training before training; not what is measured
+        config = dataclasses.replace(config, settings={**config.settings, "point_epochs": 0})
+    x, y = torch.rand(4 * config.batch_size, *shape), torch.arange(4 * config.batch_size) % classes
+    stream = Stream.of([((x, y), (x[:classes], y[:classes]))] * 2, device=place)
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    learner = make_learner(config, stream, None, place)
+    with few_threads_for(learner.model, place):
+        steps = steps_for(learner)
+        learner.begin_task(0)
+        learner.prepare(0)
+        plans = [plan for epoch in range(2) for plan in learner.epoch_plan(0, epoch)]
+        few = 1 if scale > 1 else WARM_UP + 1  # past compiling and recording
+        for plan in plans[:few]:
+            steps.step(0, plan)
+        finish(place)
+        made, began = 0, time.monotonic()
+        while made < 2 or time.monotonic() - began < budget:
+            steps.step(0, plans[made % len(plans)])
+            made += 1
+            if made % 50 == 0:
+                finish(place)
+        finish(place)
+        return scale * (time.monotonic() - began) / made
+
+
+def finish(place: object) -> None:
+    """Wait for what the device was asked to do."""
+    import torch
+
+    if isinstance(place, torch.device) and place.type == "cuda":
+        torch.cuda.synchronize(place)
+
+
