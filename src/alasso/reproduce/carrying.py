@@ -24,9 +24,13 @@ ALL_THERE_IS = "auto"  # as many runs stacked as the device has room for
 
 def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -> runs.Options:
     """Runs begun before are gone on with; like runs are stacked where the harness can do it."""
-    known = {field.name for field in dataclasses.fields(runs.Options)}
-    changes: dict[str, Any] = {"lanes": ALL_THERE_IS} if "lanes" in known else {}
+    changes: dict[str, Any] = {"lanes": ALL_THERE_IS} if can_stack() else {}
     return runs.Options(out=out, data_dir=data_dir, device=device, resume=True, quiet=quiet, **changes)
+
+
+def can_stack() -> bool:
+    """Whether the harness trains several like runs as one."""
+    return "lanes" in {field.name for field in dataclasses.fields(runs.Options)}
 
 
 def carry_out(
@@ -83,8 +87,10 @@ def _is_there(name: str, data_dir: Path | None) -> bool:
 
 def data_advice(absent: Sequence[str], experiments: Iterable[Experiment]) -> str:
     """One line: what is missing, how to get it, how to do without."""
+    experiments = list(experiments)
     waiting = [one.id for one in experiments if set(one.data()) & set(absent)]
+    without = f"; or go on without: --skip {' '.join(waiting)}" if len(waiting) < len(experiments) else ""
     return (
-        f"{', '.join(absent)}: not whole on this machine; get it with `alasso data fetch {' '.join(absent)}`, "
-        f"name its folder with --data-dir, or leave it out with --skip {' '.join(waiting)}"
+        f"data not found: {', '.join(absent)}; name their folder with --data-dir, "
+        f"or run `alasso data fetch {' '.join(absent)}`{without}"
     )

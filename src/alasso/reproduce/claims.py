@@ -14,6 +14,7 @@ from typing import Any
 
 from alasso.bench.config import nearest, read_toml
 from alasso.errors import AlassoError
+from alasso.report.names import number
 from alasso.reproduce.computations import COMPUTATIONS, Finding, arguments_of, references_in
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import Experiment, config_of
@@ -27,6 +28,7 @@ class Claim:
     """What the paper says, by which bar it is judged, why that bar, and how the number is computed."""
 
     id: str
+    topic: str  # heading under which it is shown
     where: str
     says: str
     why: str  # why this bar
@@ -43,11 +45,21 @@ class Claim:
         return list(dict.fromkeys(references_in(self.arguments)))
 
     def bar(self) -> str:
-        if self.at_least is not None and self.at_most is not None:
-            return f"{self.at_least:g} to {self.at_most:g}"
-        if self.at_least is not None:
-            return "above 0" if self.at_least == 0 else f"≥ {self.at_least:g}"
-        return f"≤ {self.at_most:g}"
+        """
+        >>> Claim("", "", "", "", "", "mean", {}, at_least=0.938, at_most=0.95).bar()
+        '0.938 to 0.950'
+        """
+        ends = [end for end in (self.at_least, self.at_most) if end is not None]
+        digits = max(len(f"{end:g}".partition(".")[2]) for end in ends)
+        low, high = (None if end is None else number(end, digits) for end in (self.at_least, self.at_most))
+        if low and high:
+            return f"{low} to {high}"
+        return f"≤ {high}" if high else "above 0" if self.strict else f"≥ {low}"
+
+    @property
+    def strict(self) -> bool:
+        """An order: zero itself does not meet it."""
+        return self.at_least == 0 and self.at_most is None
 
     def margin(self, value: float) -> float:
         """How far inside the bar; negative outside."""
@@ -77,6 +89,7 @@ class Judged:
     verdict: str
     finding: Finding | None = None
     missing: list[str] = field(default_factory=list)
+    edition: str = ""  # of the data, where it is not the published one
 
 
 def judge(claim: Claim, evidence: Evidence) -> Judged:
@@ -85,11 +98,11 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
     except NotRun as not_run:
         return Judged(claim, NOT_RUN, None, not_run.missing)
     margin = claim.margin(finding.value)
+    met = margin > 0 or (margin == 0 and not claim.strict)  # nan meets no bar
+    verdict = HOLDS if met else DOES_NOT_HOLD
     if finding.error is not None and abs(margin) < finding.error:
-        return Judged(claim, WITHIN_NOISE, finding)
-    # A bar of "above zero" is not met by zero itself; nan meets none.
-    met = margin > 0 or (margin == 0 and claim.at_least != 0)
-    return Judged(claim, HOLDS if met else DOES_NOT_HOLD, finding)
+        verdict = WITHIN_NOISE
+    return Judged(claim, verdict, finding, edition=evidence.edition(claim.references))
 
 
 def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[Judged]:
@@ -104,7 +117,7 @@ def about(claims: Iterable[Claim], experiments: Iterable[Experiment]) -> list[Cl
 
 # -- reading ------------------------------------------------------------------------------------------------------
 
-OWN_FIELDS = ("id", "where", "says", "why", "how", "paper", "at_least", "at_most", "note", "quick")
+OWN_FIELDS = ("id", "topic", "where", "says", "why", "how", "paper", "at_least", "at_most", "note", "quick")
 
 
 def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> Claims:
@@ -128,7 +141,7 @@ def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> Claims:
 
 def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Claim:
     name = raw.get("id", "a claim without id")
-    if lacking := [key for key in ("id", "where", "says", "why", "how") if key not in raw]:
+    if lacking := [key for key in ("id", "topic", "where", "says", "why", "how") if key not in raw]:
         raise AlassoError(f"{name}: {lacking[0]} is missing")
     how = raw["how"]
     if how not in COMPUTATIONS:

@@ -6,6 +6,7 @@ number whose results are not there is "not run".
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ TABLE_MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"),
 
 #: Used where a study has no template of its own.
 PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
+
+QUICK_TEMPLATE = (
+    "# In small: indicative only\n\n`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, "
+    "one seed. It shows that everything runs and which way things point. It gives no verdict on the paper.\n\n"
+    "{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
+)
 
 RE_SPLIT = (
     "**CIFAR-100 is the re-split edition**: the same 60,000 images, but divided anew into 500 for training and 100 for "
@@ -65,6 +72,7 @@ class Document:
             "figure": self.figure,
             "experiments": self.experiments,
             "times": self.times,
+            "edition": self.edition,
             "editions": self.editions,
             "machines": self.machines,
         }
@@ -72,9 +80,10 @@ class Document:
         if name not in known:
             raise AlassoError(f"the template asks for {name!r}{nearest(name, known)}")
         try:
-            return known[name](*arguments)
+            inspect.signature(known[name]).bind(*arguments)
         except TypeError as error:
-            raise AlassoError(f"the template's {{{{{' '.join(words)}}}}} has the wrong number of arguments") from error
+            raise AlassoError(f"the template's {' '.join(words)!r} has too few or too many words") from error
+        return known[name](*arguments)
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -83,12 +92,14 @@ class Document:
 
     def verdicts(self) -> str:
         rows = [["claim", "in the paper", "paper", "ours", "bar", "verdict"]]
-        for one in self.judged:
-            verdict = show.QUICK_WORDS[one.verdict] if self.quick else one.verdict
-            verdict = f"**{verdict}**" if one.verdict == DOES_NOT_HOLD else verdict
-            ours = show.shown(one.finding) if one.finding else "–"
-            claim = one.claim
-            rows.append([claim.says, claim.where, show.shown_paper(claim), ours, claim.bar(), verdict])
+        for topic, claims in show.by_topic(self.judged).items():
+            rows.append([f"**{topic}**", "", "", "", "", ""])
+            for one in claims:
+                verdict = show.QUICK_WORDS[one.verdict] if self.quick else one.verdict
+                verdict = f"**{verdict}**" if one.verdict == DOES_NOT_HOLD else verdict
+                ours = show.shown(one.finding) if one.finding else "–"
+                claim = one.claim
+                rows.append([claim.says, claim.where, show.shown_paper(claim), ours, claim.bar(), verdict])
         return markdown_table(rows, right=(2, 3, 4))
 
     def not_holding(self) -> str:
@@ -101,9 +112,10 @@ class Document:
             by = f"{abs(margin):.3f} {'inside' if margin >= 0 else 'outside'} the bar ({one.claim.bar()})"
             note = f" ({one.finding.note})" if one.finding.note else ""
             tried = f" {one.claim.note}" if one.claim.note else ""
+            edition = f" ({one.edition})" if one.edition else ""
             lines.append(
-                f"- **{one.claim.says}** ({one.claim.where}): {one.verdict}. {show.shown(one.finding)}{note}, "
-                f"{by}; the paper: {show.shown_paper(one.claim)}.{tried}"
+                f"- {one.claim.topic}{edition}: **{one.claim.says}** ({one.claim.where}) {one.verdict}: "
+                f"{show.shown(one.finding)}{note}, {by}; the paper: {show.shown_paper(one.claim)}.{tried}"
             )
         waiting = show.missing_lines([one for one in self.judged if one.verdict == NOT_RUN], most=99)
         if waiting:
@@ -145,20 +157,22 @@ class Document:
         for name in names:
             for run in self.evidence.experiments[name].runs if name in self.evidence.experiments else ():
                 group = self.evidence.group(f"{name}/{run}")
-                cells = [measured(group, key) for key, _ in TABLE_MEASURES]
-                rows.append([run, *cells, str(len(group.results)) if group else "0"])
+                if group is None:
+                    rows.append([run, MISSING, *[""] * len(TABLE_MEASURES)])
+                else:
+                    rows.append([run, *(measured(group, key) for key, _ in TABLE_MEASURES), str(len(group.results))])
         return markdown_table(rows, right=range(1, len(rows[0])))
 
     # -- figures ------------------------------------------------------------------------------------------------
 
     def figure(self, name: str, *experiments: str) -> str:
         """One of the report's figures from the results of these experiments alone."""
-        title = f"{name} {' '.join(experiments)}".replace("-", " ")
+        title = f"{name.replace('-', ' ')}: {', '.join(experiments)}"
         if self.figures is None:
-            return f"*{title}: no figures here.*"
+            return f"*No figure of {title}: figures need the extra `report`.*"
         drawn = self.drawn(name, experiments)
         if drawn is None:
-            return f"*{title}: {MISSING}.*"
+            return f"*No figure of {title}: {MISSING}.*"
         from alasso.report.figure_files import save
 
         (path,) = save(drawn, self.figures, f"{experiments[0]}-{name}", formats=("svg",))
@@ -218,6 +232,11 @@ class Document:
         rows.append(["all but Tiny ImageNet", "", "", timing.human(total), ""])
         return markdown_table(rows, right=(2, 3, 4))
 
+    def edition(self, *names: str) -> str:
+        """A remark beside numbers whose data are not the published edition."""
+        found = self.evidence.edition(f"{name}/{run}" for name in names for run in self.evidence.experiments[name].runs)
+        return f"Data: {found}." if found else ""
+
     def editions(self) -> str:
         """Which editions of the data the results rest on."""
         found: dict[str, set[str]] = {}
@@ -244,11 +263,8 @@ class Document:
         return self.evidence.results_of(self.evidence.experiments)
 
 
-def measured(group: Group | None, key: str) -> str:
-    values = [value for value in group.measures[key] if value is not None] if group else []
-    if not values:
-        return MISSING if group is None else "–"
-    return spread(values).replace("-", "−")
+def measured(group: Group, key: str) -> str:
+    return spread(group.measures[key]).replace("-", "−")
 
 
 def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[int] | range = ()) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from alasso.report.probe import Measured
 
 Values = dict[int, float]  # seed → value
+AS_PUBLISHED = ("official", "scikit-learn")
 
 
 class NotRun(Exception):
@@ -75,6 +76,18 @@ class Evidence:
                 if group := self.group(f"{name}/{run}"):
                     found |= {result.name: result for result in group.results}
         return list(found.values())
+
+    def edition(self, references: Iterable[str]) -> str:
+        """Data sets behind some runs that are not as published, with the edition their result files name."""
+        found = {
+            f"{name} {edition}"
+            for reference in references
+            if (group := self.group(reference))
+            for result in group.results
+            for name, edition in result.data.items()
+            if edition not in AS_PUBLISHED
+        }
+        return ", ".join(sorted(found))
 
     def probe(self, reference: str) -> Measured:
         """What the probe of a run measured."""

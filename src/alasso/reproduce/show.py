@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -34,53 +37,66 @@ def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
     return table
 
 
-def plan_table(plan: Plan, estimate: Estimate) -> Table:
+def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]) -> Table:
     table = Table(title="To run", title_justify="left")
     table.add_column("part")
-    table.add_column("methods")
+    table.add_column("for")
     for column in ("runs", "there", "about"):
         table.add_column(column, justify="right", no_wrap=True)
     for part in plan.parts:
         seconds = estimate.parts.get(part.title)
-        table.add_row(
-            part.title,
-            counted([config.method for config in part.configs]),
-            str(len(part.configs)),
-            str(part.present),
-            "?" if seconds is None else human(seconds),
-        )
+        missing = {config.hash for config in part.configs}
+        waiting = [one.id for one in experiments if one.probe is None and missing & {c.hash for c in one.configs(1)}]
+        about = "?" if seconds is None else human(seconds)
+        table.add_row(part.title, ", ".join(waiting), str(len(part.configs)), str(part.present), about)
     if plan.probes:
-        table.add_row("probes of single weights", "", str(len(plan.probes)), "", human(estimate.probes))
+        waiting = [one.id for one in experiments if one.probe is not None]
+        table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", human(estimate.probes))
     return table
 
 
-def counted(names: Sequence[str]) -> str:
-    """
-    >>> counted(["si", "alasso", "alasso"])
-    'si, 2 alasso'
-    """
-    return ", ".join(
-        name if names.count(name) == 1 else f"{names.count(name)} {name}" for name in dict.fromkeys(names)
-    )
+WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
 
 
-def verdict_table(judged: Sequence[Judged], *, quick: bool = False) -> Table:
-    caption = QUICK_CAPTION if quick else VERDICT_CAPTION
+def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE) -> Table:
+    """Claims under their topics; a narrow terminal gets what matters most."""
     title = "The paper's statements in small: indicative only" if quick else "The paper's claims"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", show_lines=False)
+    caption = QUICK_CAPTION if quick else VERDICT_CAPTION
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    wide = width >= WIDE
     table.add_column("claim", ratio=1)
-    table.add_column("paper", justify="right")
-    table.add_column("ours", justify="right")
-    table.add_column("bar", justify="right")
+    if wide:
+        table.add_column("in the paper", max_width=22)
+    table.add_column("paper", justify="right", max_width=12)
+    table.add_column("ours", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("bar", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for one in judged:
-        says = Text(one.claim.says)
-        says.append(f"  {one.claim.where}", style="dim")
-        verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
-        style = STYLES[one.verdict] if not quick or one.verdict == NOT_RUN else ""
-        ours = shown(one.finding) if one.finding else "–"
-        table.add_row(says, shown_paper(one.claim), ours, one.claim.bar(), Text(verdict, style))
+    for topic, claims in by_topic(judged).items():
+        table.add_row(Text(topic, "bold"))
+        for one in claims:
+            verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
+            style = "" if quick and one.verdict != NOT_RUN else STYLES[one.verdict]
+            ours = shown(one.finding) if one.finding else "–"
+            paper = shown_paper(one.claim) if wide else shown_number(one.claim)
+            cells: list[RenderableType] = [Padding(Text(one.claim.says), (0, 0, 0, 2))]
+            cells += [one.claim.where] if wide else []
+            cells += [paper, ours]
+            cells += [one.claim.bar()] if wide else []
+            table.add_row(*cells, Text(verdict, style))
     return table
+
+
+def by_topic(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Claims under their headings, which say so where the data are not the published edition."""
+    editions: dict[str, str] = {}
+    for one in judged:
+        if one.edition:
+            editions[one.claim.topic] = f"{one.claim.topic} ({one.edition})"
+    found: dict[str, list[Judged]] = {}
+    for one in judged:
+        found.setdefault(editions.get(one.claim.topic, one.claim.topic), []).append(one)
+    return found
 
 
 def shown(finding: Finding, digits: int = 3) -> str:
@@ -96,6 +112,11 @@ def shown_paper(claim: Claim) -> str:
     return number(claim.paper) if isinstance(claim.paper, float) else claim.paper or "–"
 
 
+def shown_number(claim: Claim) -> str:
+    """Its number; what it says in words is in the claim itself."""
+    return number(claim.paper) if isinstance(claim.paper, float) else "–"
+
+
 def tally_sentence(judged: Sequence[Judged]) -> str:
     """
     >>> tally_sentence([])
@@ -103,8 +124,8 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     """
     if not judged:
         return "No claim rests on these experiments."
-    counts = tally(judged)
-    parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    words = {HOLDS: "hold", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "do not hold", NOT_RUN: "not run"}
+    parts = [f"{count} {words[verdict]}" for verdict, count in tally(judged).items() if count]
     return f"Of {len(judged)} claims: {', '.join(parts)}."
 
 
