@@ -140,6 +140,16 @@ def test_labels_say_what_sets_a_group_apart():
     ]
 
 
+def test_a_method_is_shown_as_the_benchmark_has_it_even_where_another_run_is_better():
+    (section,) = sections([made_up(), made_up(precision="float32", fading=0.0), made_up(epochs=3, fading=0.0)])
+    assert section.standard["alasso"].config == made_up().config
+    assert {section.label(group) for group in section.groups} == {
+        "ALASSO",
+        "ALASSO precision=float32",
+        "ALASSO epochs=3",
+    }
+
+
 def test_seeds_go_together_and_the_newest_of_repeated_runs_counts():
     old = made_up(seed=1, environment={"finished": "2024"})
     (group,) = groups.groups([made_up(seed=1, fading=0.1), old, made_up(seed=0)])

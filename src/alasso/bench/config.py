@@ -138,11 +138,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AlassoError(f"{path} is not valid TOML: {error}") from error
+    return content
 
 
 def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

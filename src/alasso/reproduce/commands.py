@@ -24,7 +24,9 @@ NO_DRAWING = "without figures and page: {}"
 def reproduce(
     only: Annotated[list[str] | None, typer.Option(help="Experiments by id, one or several; see: alasso list")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="All but these experiments.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1)
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
@@ -35,7 +37,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="In small, on permuted digits: minutes on a CPU, indicative only.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would be run and how long it takes; run nothing.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be run and how long it takes; run nothing.")
+    ] = False,
     judge: Annotated[
         bool, typer.Option("--judge", help="Run nothing: verdicts and documents from the results there are.")
     ] = False,
@@ -53,7 +57,7 @@ def reproduce(
     """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
     from alasso.reproduce.study import Places, Study
 
-    places = Places.chosen(quick, out, document, report)
+    places = Places.chosen(quick, out, document, report, of_paper=study is None)
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
     if plan:
         return show_plan(work, device, data_dir)

@@ -219,7 +219,9 @@ class Document:
         """Wall-clock time of each part, as it was carried out."""
         found = timing.read_parts(self.out)
         if not found:
-            return "No part has been carried out as a whole yet; what the runs took by themselves is in the table above."
+            return (
+                "No part has been carried out as a whole yet; what the runs took by themselves is in the table above."
+            )
         by_part: dict[tuple[str, str], list[timing.Row]] = {}
         for row in found:
             by_part.setdefault((row.part, row.device), []).append(row)

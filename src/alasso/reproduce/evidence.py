@@ -12,7 +12,7 @@ from alasso.errors import AlassoError
 from alasso.report.groups import Group, groups
 from alasso.report.load import read_checked
 from alasso.reproduce.experiments import Experiment, config_of
-from alasso.reproduce.plan import probe_path
+from alasso.reproduce.plan import probe_path, results_in
 
 if TYPE_CHECKING:
     from alasso.report.probe import Measured
@@ -42,7 +42,7 @@ class Evidence:
     def of_folder(experiments: Mapping[str, Experiment], out: Path) -> Evidence:
         """Only files named as the experiments' runs would be: what else lies there is not read."""
         wanted = {config_of(experiments, f"{e.id}/{run}").hash for e in experiments.values() for run in e.runs}
-        paths = [path for path in sorted(out.glob("*_s*.json")) if path.stem.split("_")[-2] in wanted]
+        paths = [path for path, config_hash in results_in(out).items() if config_hash in wanted]
         return Evidence(experiments, [read_checked(path) for path in paths], out)
 
     def config_hash(self, reference: str) -> str:

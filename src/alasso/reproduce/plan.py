@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from alasso.bench.config import RunConfig
 from alasso.reproduce.experiments import Experiment
+
+RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,12 @@ def result_path(config: RunConfig, out: Path) -> Path:
 
 def probe_path(config: RunConfig, out: Path) -> Path:
     return out / f"{config.name}.probe.json"
+
+
+def results_in(out: Path) -> dict[Path, str]:
+    """Result files of a folder with the config hash that their name holds; nothing is read."""
+    named = {path: RESULT_NAME.search(path.name) for path in sorted(out.glob("*.json"))}
+    return {path: found[1] for path, found in named.items() if found}
 
 
 def make_plan(experiments: Sequence[Experiment], seeds: int | None, out: Path) -> Plan:

@@ -12,7 +12,7 @@ from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, rea
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
-from alasso.reproduce.plan import Plan, make_plan
+from alasso.reproduce.plan import Plan, make_plan, results_in
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class Places:
     report: Path
 
     @staticmethod
-    def chosen(quick: bool, out: Path | None, document: Path | None, report: Path | None) -> Places:
-        """The quick version keeps everything in a folder of its own."""
+    def chosen(
+        quick: bool, out: Path | None, document: Path | None, report: Path | None, *, of_paper: bool = True
+    ) -> Places:
+        """The quick version, and a study of one's own, keep everything in one folder."""
         out = out or Path("runs/quick" if quick else "results")
         beside = {"document": out / "reproduction.md", "report": out / "report.html"}
         usual = {"document": Path("docs/reproduction.md"), "report": Path("runs/report.html")}
-        where = beside if quick else usual
+        where = usual if of_paper and not quick else beside
         return Places(out, document or where["document"], report or where["report"])
 
     def refuse_mixture(self, work: Study) -> None:
@@ -37,7 +39,7 @@ class Places:
         if not work.quick:
             return
         small = {one.config(run).hash for one in work.experiments.values() for run in one.runs}
-        others = [path for path in self.out.glob("*_s*.json") if path.stem.split("_")[-2] not in small]
+        others = [path for path, config_hash in results_in(self.out).items() if config_hash not in small]
         if others:
             raise AlassoError(
                 f"{self.out} holds other results, such as {others[0].name}; --quick takes a folder of its own: --out …"

@@ -218,11 +218,11 @@ class Stopwatch:
         if key not in self.measured:
             if not self.measured:
                 self.say("measuring how fast this device is")
-            self.measured[key] = seconds_of_a_step(config, self.device)
+            self.measured[key] = seconds_of_a_step(config, self.device, MEASURING_S)
         return self.measured[key]
 
 
-def seconds_of_a_step(config: RunConfig, device: str, budget: float = MEASURING_S) -> float:
+def seconds_of_a_step(config: RunConfig, device: str, budget: float) -> float:
     """Train on random inputs of the benchmark's shape for a moment, as a run would: with its learner, in its way."""
     import dataclasses
 
@@ -269,5 +269,3 @@ def finish(place: object) -> None:
 
     if isinstance(place, torch.device) and place.type == "cuda":
         torch.cuda.synchronize(place)
-
-
