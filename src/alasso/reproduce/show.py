@@ -30,7 +30,7 @@ QUICK_CAPTION = "Indicative: permuted digits, 10 tasks, one seed, small network.
 def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
     table = Table(title="Experiments (alasso reproduce --only …)", title_justify="left")
     table.add_column("id", no_wrap=True)
-    for column in ("what it is", "in the paper", "cost"):
+    for column in ("what it is", "in the paper", "on one H200, unstacked"):
         table.add_column(column)
     for experiment in experiments.values():
         table.add_row(experiment.id, experiment.title, experiment.paper, experiment.cost)
