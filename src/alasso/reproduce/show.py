@@ -24,7 +24,7 @@ QUICK_WORDS = {HOLDS: "seen", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "not 
 VERDICT_CAPTION = (
     "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
 )
-QUICK_CAPTION = "Indicative: permuted digits, 10 tasks, one seed, small network. No verdict on the paper."
+QUICK_CAPTION = "Indicative: permuted digits in place of the paper's data, few tasks. No verdict on the paper."
 
 
 def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
