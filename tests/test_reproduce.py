@@ -501,7 +501,7 @@ def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
     steps = timing.steps_of(known[0].config)
     here = timing.estimate(planned, known, tmp_path, "abacus", measure)
     assert here.seconds == pytest.approx(30.0) and not measured
-    assert here.sentence() == "about 30 s on abacus (3 runs, from results of this device)"
+    assert here.sentence() == "about 30 s on abacus (from results of this device)"
     other = timing.estimate(planned, known, tmp_path, "slide rule", measure)
     assert other.seconds == pytest.approx(3 * steps * 0.001) and "measured just now" in other.sentence()
     timing.note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [known[0].config], 7.0)
@@ -631,7 +631,7 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     gone.unlink()
     code, output, errors = command(words, monkeypatch, capsys)
     assert code == 0, errors
-    assert "1 runs to do, 6 already there" in output and results.read(gone).accuracy == before.accuracy
+    assert "1 run to do, 6 already there" in output and results.read(gone).accuracy == before.accuracy
     code, output, _ = command([*words, "--plan"], monkeypatch, capsys)
     assert code == 0 and "Nothing to run: all 7 results" in output
 

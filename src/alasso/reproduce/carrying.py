@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,27 @@ def carry_out(
 ) -> None:
     for part in plan.parts:
         about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
-        say(f"{part.title}: {len(part.configs)} runs{about}")
-        _timed(part, estimate.device, options, lambda part=part: runs.carry_out(part.configs, options, console))  # type: ignore[misc]
+        say(f"{part.title}: {counted(len(part.configs))}{about}")
+        with timed(part, estimate.device, options.out):
+            runs.carry_out(part.configs, options, console)
     for probe in plan.probes:
         measure(probe, options, say)
 
 
-def _timed(part: Part, device: str, options: runs.Options, act: Callable[[], object]) -> None:
+def counted(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+@contextmanager
+def timed(part: Part, device: str, out: Path) -> Iterator[None]:
     """Note how long a part took, also when it was stopped on the way."""
     began = time.monotonic()
     try:
-        act()
+        yield
     finally:
-        done = [config for config in part.configs if result_path(config, options.out).exists()]
+        done = [config for config in part.configs if result_path(config, out).exists()]
         if done:
-            timing.note_part(options.out, part.title, device, done, time.monotonic() - began)
+            timing.note_part(out, part.title, device, done, time.monotonic() - began)
 
 
 def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:

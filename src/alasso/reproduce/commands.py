@@ -74,7 +74,9 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
         return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
-    say(f"{planned.runs} runs to do, {planned.present} already in {work.places.out}; {estimate.sentence()}.")
+    say(
+        f"{carrying.counted(planned.runs)} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}."
+    )
     if carrying.can_stack():
         say("Like runs are stacked, which takes less than one after another.")
     if absent := carrying.absent_data(planned, data_dir):
@@ -95,7 +97,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     work.places.refuse_mixture(work)
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
-    hush(f"{planned.runs} runs to do, {planned.present} already there; {estimate.sentence()}.")
+    hush(f"{carrying.counted(planned.runs)} to do, {planned.present} already there; {estimate.sentence()}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Console(), hush)

@@ -6,12 +6,12 @@ folder ``paper`` beside this file. ``experiment/run`` names one run of one exper
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alasso.bench.catalog import METHODS
+from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, nearest, read_toml
 from alasso.errors import AlassoError
 
@@ -46,8 +46,6 @@ class Experiment:
 
     def data(self) -> tuple[str, ...]:
         """Names of the data sets it needs."""
-        from alasso.bench.catalog import BENCHMARKS
-
         return BENCHMARKS[self.benchmark].data
 
     def in_small(self) -> Experiment | None:
@@ -109,13 +107,3 @@ def config_of(experiments: Mapping[str, Experiment], reference: str) -> RunConfi
     if not slash or name not in experiments:
         raise AlassoError(f"{reference!r} names no run: there is no experiment {name!r}{nearest(name, experiments)}")
     return experiments[name].config(run)
-
-
-def by_hash(experiments: Iterable[Experiment]) -> dict[str, str]:
-    """Config hash → the first ``experiment/run`` that has it, probes aside."""
-    found: dict[str, str] = {}
-    for experiment in experiments:
-        if experiment.probe is None:
-            for run in experiment.runs:
-                found.setdefault(experiment.config(run).hash, f"{experiment.id}/{run}")
-    return found

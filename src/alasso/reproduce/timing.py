@@ -77,12 +77,11 @@ class Estimate:
             MEASURED: "from steps measured just now, evaluation not counted",
         }
         known = [(source, count) for source, count in self.sources.items() if count]
-        where = "; ".join(f"{count} {names[source]}" for source, count in known)
-        runs = sum(count for _, count in known)
+        where = "; ".join(f"{count} runs {names[source]}" for source, count in known)
         if len(known) == 1:
             where = names[known[0][0]]
         rest = f"; not counting {', '.join(self.uncounted)}" if self.uncounted else ""
-        return f"about {human(self.seconds)} on {self.device} ({runs} runs, {where}){rest}" if known else rest[2:]
+        return f"about {human(self.seconds)} on {self.device} ({where}){rest}" if known else rest[2:]
 
 
 def human(seconds: float) -> str:
