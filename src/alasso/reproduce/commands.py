@@ -74,9 +74,8 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
         return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
-    say(
-        f"{carrying.counted(planned.runs)} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}."
-    )
+    todo = carrying.counted(planned.runs)
+    say(f"{todo} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}.")
     if carrying.can_stack():
         say("Like runs are stacked, which takes less than one after another.")
     if absent := carrying.absent_data(planned, data_dir):
