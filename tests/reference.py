@@ -52,6 +52,7 @@ class Reference:
         alpha = (theta - anchor).detach() * (before - anchor)
         if self.h.get("unmoved") == "moved_right":
             alpha = torch.where(before == anchor, -(theta - anchor).detach(), alpha)
+            alpha = torch.where(Omega == 0, (theta - anchor).detach(), alpha)  # the side is kept as the sign of Ω
         return torch.where(alpha > 0, Omega, a * Omega + eps) * (theta - anchor) ** 2
 
     # -- a step ----------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
-from alasso.bench import atomic, checkpoint, results, runs, train
+from alasso.bench import atomic, catalog, checkpoint, results, runs, train
+from alasso.bench.benchmarks import make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
@@ -212,21 +213,16 @@ class StopAt:
 def stopped_and_resumed(config, out, steps):
     """Run in pieces of ``steps`` optimizer steps, each piece a new learner from the checkpoint."""
     device = torch.device("cpu")
-    stream = train.make_stream(config, None, device)
+    stream = make_stream(config, None, device)
     saved = out / f"{config.name}.checkpoint"
     for _ in range(1000):
-        torch.manual_seed(config.seed)
-        learner, position = train.make_learner(config, stream, None, device), checkpoint.Position()
-        if saved.exists():
-            position, state = checkpoint.load(saved, config, device)
-            learner.load_state_dict(state)
-        trainer = train.Trainer(config, stream, learner, position, saved, 1e9, train.Quiet(), StopAt(steps))
+        lane = train.begun(config, stream, None, device, saved, saved, train.Quiet())
         try:
-            trainer.train()
+            train.Trainer([lane], 1e9, StopAt(steps)).train()
         except train.Stopped:
             torch.rand(17)  # whatever else a process may do with the random state
             continue
-        return trainer
+        return lane.position
     raise AssertionError("never finished")
 
 
@@ -297,9 +293,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
 
 def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
     config, other = small(), small(a=5.0)
-    learner = train.make_learner(
-        config, train.make_stream(config, None, torch.device("cpu")), None, torch.device("cpu")
-    )
+    learner = train.make_learner(config, make_stream(config, None, torch.device("cpu")), None, torch.device("cpu"))
     path = tmp_path / "x.checkpoint"
     writer = checkpoint.Writer()
     writer.save(path, config, checkpoint.Position(), learner.state_dict(), torch.device("cpu"))
@@ -403,6 +397,13 @@ def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, cap
         (["run", "permuted-digits", "--set", "epsilon"], "--set takes name=value"),
         (["run", "permuted-digits", "--epochs", "-3"], "epochs must be 1 or more, not -3"),
         (["run", "permuted-digits", "--device", "tpu9"], "no device 'tpu9'"),
+        (["run", "permuted-digits", "--device", "mps"], "use auto, cpu, cuda or cuda:N"),
+        (["run", "permuted-digits", "--set", "method=si"], "no setting 'method'"),
+        (["run", "permuted-digits", "--set", "settings=1"], "no setting 'settings'"),
+        (["run", "permuted-digits", "--seed", str(2**70)], "seed must be 0 or more, and below"),
+        (["run", "permuted-digits", "--method", "vcl", "--set", "memory=10"], "vcl cannot rehearse a memory"),
+        (["run", "split-cifar", "--method", "sgd-dropout"], "sgd-dropout adds dropout to the mlp"),
+        (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
         (["run", "permuted-mnist", "--data-dir", "no-such-folder"], "alasso data fetch mnist"),
         (["run", "split-folder"], "split-folder needs the folder of images"),
@@ -419,6 +420,52 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
     assert code == 2
     assert message in errors and errors.startswith("alasso: ") and len(errors.splitlines()) == 1 and not output
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"), [("method = 3", "no method '3'"), ("[settings]\nc = []", "c is an empty list")]
+)
+def test_a_mistake_in_a_config_file_is_one_line(toml, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.toml").write_text(toml)
+    code, _, errors = in_process(
+        ["run", "permuted-digits", "--config", tmp_path / "x.toml", "--out", tmp_path], monkeypatch, capsys
+    )
+    assert code == 2 and message in errors and len(errors.splitlines()) == 1
+
+
+def test_a_reference_that_does_not_fit_is_refused_before_anything_is_run(tmp_path, monkeypatch, capsys):
+    for method, changes, message in (
+        ("si", {}, "measured against a single-task run, not one of si"),
+        ("single-task", {"tasks": 2}, "the reference run has tasks=2"),
+    ):
+        reference = results.write(finished(small(method, **changes)), tmp_path)
+        words = ["run", "permuted-digits", *SMALL_FLAGS, "--reference", reference, "--out", tmp_path / "out"]
+        code, output, errors = in_process(words, monkeypatch, capsys)
+        assert code == 2 and message in errors and not output
+
+
+def test_memory_beside_alasso_leaves_its_settings_as_they_are():
+    for benchmark in catalog.BENCHMARKS:
+        if benchmark == "split-folder":
+            continue
+        alone, beside = (RunConfig.for_benchmark(benchmark, m).settings for m in ("alasso", "alasso-memory"))
+        assert alone == beside, benchmark
+
+
+def test_resetting_the_optimizer_leaves_no_old_one_attached():
+    config = small("alasso", reset_optimizer=True)
+    stream = make_stream(config, None, torch.device("cpu"))
+    learner = train.make_learner(config, stream, None, torch.device("cpu"))
+    for t in range(3):
+        learner.begin_task(t)
+    assert len(learner.regularizer._attachments) == 1
+
+
+def test_a_checkpoint_beside_a_result_does_not_stand_in_the_way(tmp_path, monkeypatch, capsys):
+    config = small("sgd")
+    results.write(finished(config), tmp_path)
+    (tmp_path / f"{config.name}.checkpoint").write_bytes(b"killed between writing the one and removing the other")
+    runs.check_folder([config], runs.Options(out=tmp_path))
 
 
 def in_process(words, monkeypatch, capsys):

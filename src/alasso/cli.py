@@ -67,6 +67,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    lanes: Annotated[
+        str,
+        typer.Option(help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU)."),
+    ] = "auto",
     log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -86,7 +90,7 @@ def run(
     from_file, settings = from_toml(config) if config else ({}, {})
     if from_file.pop("benchmark", benchmark) != benchmark:
         raise AlassoError(f"{config} is for another benchmark than {benchmark}")
-    methods = listed(from_file.pop("method", "alasso"))
+    methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
     seeds = listed(from_file.pop("seed", 0))
     fields = from_file | {name: value for name, value in fields.items() if value is not None}
     options = runs.Options(
@@ -98,10 +102,16 @@ def run(
         quiet=quiet,
         logs=checked_logs(log or []),
         checkpoint_every=checkpoint_every,
+        lanes=checked_lanes(lanes),
     )
     settings = {name: listed(value) for name, value in settings.items()} | parsed_settings(set_ or [])
+    empty = [name for name, values in {**settings, "method": methods, "seed": seeds}.items() if not values]
+    if empty:
+        raise AlassoError(f"{config}: {empty[0]} is an empty list")
     configs = runs.combinations(benchmark, method or methods, seed or seeds, fields, settings)
     against = results.read(reference) if reference else None
+    if against:
+        runs.check_reference(against, configs)
     show_runs(configs, options, against)
 
 
@@ -238,6 +248,14 @@ def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
             raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
         settings[name] = values.split(",")
     return settings
+
+
+def checked_lanes(word: str) -> int | None:
+    if word == "auto":
+        return None
+    if not word.isdecimal() or int(word) < 1:
+        raise AlassoError(f"--lanes takes auto or a number from 1 on, not {word!r}")
+    return int(word)
 
 
 def checked_logs(names: Sequence[str]) -> tuple[str, ...]:

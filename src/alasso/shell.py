@@ -196,6 +196,10 @@ class Regularizer:
             kept = self._stiffness[name] = (state, self.surrogate.stiffness(state))
         return kept[1]
 
+    def adopt(self, name: str, state: Any) -> None:
+        """Keep a parameter's state in the tensors given from now on: equal in content, elsewhere in memory."""
+        self._states[name] = state
+
     def reanchor(self) -> None:
         """Before the very first step there is no past: the path begins at the weights as they are now."""
         for name, parameter in self.protected():

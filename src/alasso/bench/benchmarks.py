@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -9,7 +11,8 @@ import torch
 from alasso.bench import data
 from alasso.bench.catalog import BENCHMARKS
 from alasso.bench.config import RunConfig
-from alasso.bench.streams import Stream, permuted, split, with_validation
+from alasso.bench.data import ImageSet
+from alasso.bench.streams import Shelf, Stream, permuted, split, with_validation
 from alasso.errors import AlassoError
 
 CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-100
@@ -17,33 +20,42 @@ CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-
 
 def make_stream(config: RunConfig, data_dir: Path | None, device: torch.device) -> Stream:
     """Load the benchmark's data and lay out its tasks."""
-    stream = _stream(config, data_dir, device)
-    return with_validation(stream, config.seed) if config.validation else stream
+    return make_streams([config], data_dir, device)[0]
 
 
-def _stream(config: RunConfig, data_dir: Path | None, device: torch.device) -> Stream:
+def make_streams(configs: Sequence[RunConfig], data_dir: Path | None, device: torch.device) -> list[Stream]:
+    """A stream for each config; data sets that several need are loaded once and lie on the device once."""
+    shelf, load = Shelf(device), cache(partial(data.load, data_dir=data_dir))
+    streams = [_stream(config, load, shelf) for config in configs]
+    return [
+        with_validation(stream, config.seed) if config.validation else stream
+        for config, stream in zip(configs, streams, strict=True)
+    ]
+
+
+def _stream(config: RunConfig, load: Callable[[str], ImageSet], shelf: Shelf) -> Stream:
     if config.benchmark not in BENCHMARKS:
         raise AlassoError(f"{config.benchmark!r} names no built-in benchmark: pass the stream itself")
     if config.benchmark.startswith("permuted-"):
         (name,) = BENCHMARKS[config.benchmark].data
-        images = data.load(name, data_dir)
-        return permuted(images, _count(config), config.seed, permute_first=config.permute_first, device=device)
+        images = load(name)
+        return permuted(images, _count(config), config.seed, permute_first=config.permute_first, device=shelf)
     if config.benchmark == "split-folder":
         assert config.path is not None and config.image_size is not None
         images = data.load_folder(Path(config.path), config.image_size)
         per_task = config.classes_per_task or 2
         tasks = config.tasks or max(1, len(images.classes) // per_task)
         every = config.tasks is None
-        return split([(images, tasks)], per_task, config.seed, name=config.benchmark, all_classes=every, device=device)
+        return split([(images, tasks)], per_task, config.seed, name=config.benchmark, all_classes=every, device=shelf)
     tasks, per_task = _count(config), config.classes_per_task or 2
     if config.benchmark == "split-cifar":
         first = min(tasks, CIFAR10_TASKS)
-        sources = [(data.load("cifar10", data_dir), first)]
+        sources = [(load("cifar10"), first)]
         if tasks > first:
-            sources.append((data.load("cifar100", data_dir), tasks - first))
+            sources.append((load("cifar100"), tasks - first))
     else:
-        sources = [(data.load("tiny-imagenet", data_dir), tasks)]
-    return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=device)
+        sources = [(load("tiny-imagenet"), tasks)]
+    return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=shelf)
 
 
 def _count(config: RunConfig) -> int:

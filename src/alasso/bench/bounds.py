@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from alasso.bench.learners import Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
+
+FRESH_NETWORK = 1 << 22  # where in the seeds' space the fresh networks lie: beyond any epoch
 
 
 class SingleTask(Learner):
@@ -14,7 +18,10 @@ class SingleTask(Learner):
 
     def begin_task(self, t: int) -> None:
         if t > 0:
-            self.model = self.new_model()
+            # From seed and task alone, so that it starts the same whatever else draws random numbers meanwhile.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(position_seed(self.config.seed, t, FRESH_NETWORK))
+                self.model = self.new_model()
             self.optimizer = self.new_optimizer()
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
@@ -27,7 +34,7 @@ class MultiTask(Learner):
 
     @property
     def can_be_recorded(self) -> bool:
-        return Mixture(self.stream.tasks).in_one_go
+        return self.resident and Mixture(self.stream.tasks).in_one_go
 
     def prepare(self, t: int) -> None:
         self.mixture = Mixture(self.stream.tasks[: t + 1])
@@ -36,6 +43,10 @@ class MultiTask(Learner):
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
         pairs = even_mixture([len(task.train) for task in self.stream.tasks[: t + 1]], generator)
         return [StepPlan(piece[:, 1], piece) for piece in pairs.split(self.config.batch_size)]
+
+    def pairs(self, t: int, plans: Sequence[StepPlan]) -> tuple[Tensor, list[int]]:
+        steps = [plan.others for plan in plans if plan.others is not None]
+        return torch.cat(steps), [len(step) for step in steps]
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         assert self.mixture is not None and plan.others is not None

@@ -35,12 +35,14 @@ def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
     file = Path(__file__).with_name("searched") / f"{benchmark}.json"
     if not file.exists():
         return {}
-    chosen: Mapping[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["chosen"]
+    chosen: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["chosen"]
+    if "alasso" in chosen:  # the memory is beside the method, which stays as it is
+        chosen.setdefault("alasso-memory", chosen["alasso"])
     return chosen
 
 
 # Conv nets need less damping: SI's authors used ξ = 1e-3 on CIFAR, and so does ALASSO here.
-_SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}}
+_SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}, "alasso-memory": {"xi": 1e-3}}
 
 _PERMUTED_MNIST = {
     "tasks": 30,

@@ -63,10 +63,10 @@ class RunConfig:
                 continue
             if name in own:
                 own[name] = value
-            elif name in FIELDS:
+            elif name in FIELDS and name not in NOT_CHANGES:
                 values[name] = value
             else:
-                allowed = [*own, *(f for f in FIELDS if f not in ("benchmark", "method", "settings"))]
+                allowed = [*own, *(f for f in FIELDS if f not in NOT_CHANGES)]
                 raise AlassoError(f"{method} has no setting {name!r}{nearest(name, allowed)}")
         return RunConfig(benchmark=benchmark, method=method, settings=own, **values).checked()
 
@@ -89,14 +89,18 @@ class RunConfig:
         for name in ("tasks", "epochs", "batch_size", "hidden", "image_size", "classes_per_task"):
             if values[name] is not None and values[name] < 1:
                 raise AlassoError(f"{name} must be 1 or more, not {values[name]}")
-        if values["seed"] < 0:
-            raise AlassoError(f"seed must be 0 or more, not {values['seed']}")
+        if not 0 <= values["seed"] < 2**63:
+            raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
         if not 0 < values["learning_rate"] < float("inf"):
             raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
         if values["optimizer"] not in OPTIMIZERS:
             raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
         if values["precision"] not in PRECISIONS:
             raise AlassoError(f"precision must be one of {', '.join(PRECISIONS)}, not {values['precision']!r}")
+        if values["memory"] and self.method in WITHOUT_MEMORY:
+            raise AlassoError(f"{self.method} cannot rehearse a memory; leave memory=0")
+        if self.method == "sgd-dropout" and values["model"] != "mlp":
+            raise AlassoError("sgd-dropout adds dropout to the mlp; other networks have theirs already: use sgd")
         if values["memory"] < 0 or not 0 < values["memory_share"] < 1:
             raise AlassoError("memory must be 0 or more, and memory_share between 0 and 1")
         if self.benchmark == "split-folder" and not self.path:
@@ -128,6 +132,10 @@ class RunConfig:
         return RunConfig(**raw).checked()
 
 
+#: Fields that say what a run is, and are not changes of it.
+NOT_CHANGES = ("benchmark", "method", "settings")
+#: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
+WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,33 +14,37 @@ WARM_UP = 3  # real steps, made one by one; torch asks for some before it record
 
 
 class DirectSteps:
-    """Steps made one by one."""
+    """Steps of one learner, made one by one."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=learner.device)
+        self.loss_sum = torch.zeros(1, dtype=torch.float64, device=learner.device)
 
     def begin(self, t: int) -> None:
         """Before the steps of task t."""
+        self.t = t
 
-    def step(self, t: int, plan: StepPlan) -> None:
-        self.loss_sum += self.learner.step(t, plan)
+    def begin_epoch(self, plans: Sequence[Sequence[StepPlan]]) -> None:
+        """Before the steps of an epoch, which are planned; a list of plans for each learner."""
+        (self.plans,) = plans
+
+    def step(self, i: int) -> None:
+        """Step i of the epoch."""
+        self.loss_sum += self.learner.step(self.t, self.plans[i])
 
 
 class GraphedSteps(DirectSteps):
     """Steps replayed from a CUDA graph for each size of batch; the first few of a task are made one by one."""
 
-    def __init__(self, learner: Learner) -> None:
-        super().__init__(learner)
-        self.begin(0)
-
     def begin(self, t: int) -> None:
+        super().begin(t)
         # What a step does differs from task to task: other pixels, other columns, another penalty.
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, StepPlan]] = {}
         self.made: dict[tuple[int, ...], int] = defaultdict(int)
         self.stream = torch.cuda.Stream(self.learner.device)
 
-    def step(self, t: int, plan: StepPlan) -> None:
+    def step(self, i: int) -> None:
+        plan = self.plans[i]
         sizes = tuple(len(part) for part in plan if part is not None)
         if sizes in self.graphs:
             graph, buffers = self.graphs[sizes]
@@ -52,18 +57,18 @@ class GraphedSteps(DirectSteps):
         self.made[sizes] += 1
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            self.loss_sum += self.learner.step(t, self.on_device(plan))
+            self.loss_sum += self.learner.step(self.t, self.on_device(plan))
         torch.cuda.current_stream().wait_stream(self.stream)
         if self.made[sizes] >= WARM_UP:
-            self.graphs[sizes] = self.record(t, self.on_device(plan))
+            self.graphs[sizes] = self.record(self.on_device(plan))
 
-    def record(self, t: int, buffers: StepPlan) -> tuple[torch.cuda.CUDAGraph, StepPlan]:
+    def record(self, buffers: StepPlan) -> tuple[torch.cuda.CUDAGraph, StepPlan]:
         """Recording computes nothing; the first replay is the first step."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         self.learner.optimizer.zero_grad(set_to_none=True)
         with torch.cuda.graph(graph):
-            self.loss_sum += self.learner.step(t, buffers)
+            self.loss_sum += self.learner.step(self.t, buffers)
         self.learner.noted_steps(-1)  # recording ran the hooks, but made no step
         return graph, buffers
 
@@ -72,11 +77,3 @@ class GraphedSteps(DirectSteps):
             return None if part is None else part.to(self.learner.device)
 
         return StepPlan(plan.own.to(self.learner.device), moved(plan.others))
-
-
-def steps_for(learner: Learner) -> DirectSteps:
-    """Graphs where the whole step can be on the GPU: the data there, and no batch put together by the host."""
-    resident = all(task.train.images.device == learner.device for task in learner.stream.tasks)
-    if learner.device.type == "cuda" and resident and learner.can_be_recorded:
-        return GraphedSteps(learner)
-    return DirectSteps(learner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +38,14 @@ class Learner:
         self.mixture: Mixture | None = None
 
     @property
+    def resident(self) -> bool:
+        """Whether all examples are on the training device."""
+        return all(task.train.images.device == self.device for task in self.stream.tasks)
+
+    @property
     def can_be_recorded(self) -> bool:
         """Whether a step runs on the device alone, so that a CUDA graph can hold it."""
-        tasks = self.stream.tasks
-        return self.memory is None or Mixture(tasks).in_one_go
+        return self.resident and (self.memory is None or Mixture(self.stream.tasks).in_one_go)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -65,6 +69,17 @@ class Learner:
             return None
         return self.memory.draw(self.memory.beside(batch_size), generator)
 
+    def pairs(self, t: int, plans: Sequence[StepPlan]) -> tuple[Tensor, list[int]]:
+        """All examples of an epoch's plans as rows (task, example), and how many each step has."""
+        if plans[0].others is None:
+            own = torch.cat([plan.own for plan in plans])
+            return torch.stack([torch.full_like(own, t), own], 1), [len(plan.own) for plan in plans]
+        steps = []
+        for plan in plans:
+            assert plan.others is not None
+            steps.append(torch.cat([torch.stack([torch.full_like(plan.own, t), plan.own], 1), plan.others]))
+        return torch.cat(steps), [len(step) for step in steps]
+
     def step(self, t: int, plan: StepPlan) -> Tensor:
         """One optimizer step; returns the task's loss, without the penalty."""
         loss = self.loss(t, plan)
@@ -87,7 +102,7 @@ class Learner:
     def outputs(self, x: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             outputs: Tensor = self.model(x)
-        return outputs.float()
+        return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     def end_task(self, t: int) -> None:
         """After the last epoch of task t."""
@@ -130,7 +145,10 @@ class Learner:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
+        here = [{"capturable": group.get("capturable")} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved["optimizer"])
+        for group, kept in zip(self.optimizer.param_groups, here, strict=True):
+            group.update(kept)  # how steps are made depends on the device, which may be another than before
         if self.memory:
             self.memory.kept = [kept.cpu() for kept in saved["memory"]]
 
@@ -163,8 +181,11 @@ class Regularized(Learner):
         return REGULARIZERS[self.config.method](self.model, **self.config.settings)
 
     def begin_task(self, t: int) -> None:
+        before = self.optimizer
         super().begin_task(t)
-        self.regularizer.attach(self.optimizer)  # a new optimizer, if it was reset
+        if self.optimizer is not before:  # it was reset
+            self.regularizer.detach()
+        self.regularizer.attach(self.optimizer)
 
     def end_task(self, t: int) -> None:
         super().end_task(t)

@@ -144,7 +144,7 @@ def commit() -> str | None:
     source = Path(__file__).resolve().parent
     try:
         head = _git(source, "rev-parse", "HEAD")
-        changed = _git(source, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        changed = _git(source, "status", "--porcelain", "--", str(Path(alasso.__file__).parent))
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("+" if changed else "")

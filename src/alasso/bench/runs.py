@@ -16,7 +16,7 @@ from rich.table import Table
 
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import RunConfig
+from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
@@ -39,6 +39,7 @@ class Options:
     quiet: bool = False
     logs: tuple[str, ...] = ()
     checkpoint_every: float = 30.0
+    lanes: int | None = None  # runs trained as one stack, at most; None: as many as the device takes
 
 
 def combinations(
@@ -48,10 +49,13 @@ def combinations(
 
     A setting that some of the methods have and others have not is set where it is known; one that none has is refused.
     """
+    for method in methods:
+        known(method, METHODS, "method")
     somewhere = {name for m in methods if m in METHODS for name in METHODS[m].settings} | set(RunConfig.field_names())
     for name in settings:
-        if name not in somewhere:
-            RunConfig.for_benchmark(benchmark, methods[0], **{name: settings[name][0]})  # raises, with the nearest name
+        if name not in somewhere or name in NOT_CHANGES:
+            allowed = sorted(somewhere - set(NOT_CHANGES))
+            raise AlassoError(f"{methods[0]} has no setting {name!r}{nearest(name, allowed)}")
     configs = []
     for method in methods:
         own = {
@@ -74,53 +78,90 @@ def carry_out(
 ) -> list[Result]:
     """Run what is not finished yet, in order, with one overall progress."""
     check_folder(configs, options)
-    found: list[Result] = []
+    paths = {config.name: options.out / f"{config.name}.json" for config in configs}
+    done = {c.name: results.read(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
+    if not options.quiet:
+        for config in configs:
+            if config.name in done:
+                said = f"{label(config)}: already done, {paths[config.name].name} (run again with --restart)"
+                console.print(said, style="dim")
+    left = [config for config in configs if config.name not in done]
     with ExitStack() as stack:
         bars = None
         if console.is_terminal and not options.quiet:
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
-        for number, config in enumerate(configs):
-            path = options.out / f"{config.name}.json"
-            if path.exists() and not options.restart:
-                found.append(results.read(path))
-                if not options.quiet:
-                    console.print(f"{label(config)}: already done, {path.name} (run again with --restart)", style="dim")
-                continue
+        for group in stacks(left, options) if left else ():
             if bars:
-                bars.start_run(label(config), number)
-            found.append(_carry_out_one(config, options, console, bars, reference(config)))
-    return found
+                bars.start_run(labels(group), len(done))
+            found = _carry_out_together(group, options, console, bars, [reference(config) for config in group])
+            done |= {result.name: result for result in found}
+    return [done[config.name] for config in configs]
 
 
-def _carry_out_one(
-    config: RunConfig, options: Options, console: Console, bars: Bars | None, reference: Result | None
-) -> Result:
-    from alasso.bench import train  # torch: only once there is something to run
+def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
+    """Refuse, before anything is run, what intransigence cannot be measured against."""
+    if reference.config.method != "single-task":
+        raise AlassoError(f"intransigence is measured against a single-task run, not one of {reference.config.method}")
+    for config in configs:
+        for name in ("benchmark", "tasks", "classes_per_task"):
+            ours, theirs = getattr(config, name), getattr(reference.config, name)
+            if ours != theirs:
+                raise AlassoError(f"the reference run has {name}={theirs}, {label(config)} has {ours}")
+
+
+def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfig]]:
+    """Which runs are trained together."""
+    from alasso.bench import lanes, train  # torch: only once there is something to run
+
+    most = options.lanes or lanes.most_on(train.torch_device(options.device))
+    return lanes.grouped(configs, most)
+
+
+def _carry_out_together(
+    configs: Sequence[RunConfig],
+    options: Options,
+    console: Console,
+    bars: Bars | None,
+    references: Sequence[Result | None],
+) -> list[Result]:
+    from alasso.bench import train
 
     with ExitStack() as stack:
-        observers: list[Observer] = [bars] if bars else []
-        if not bars and not options.quiet:
-            say = partial(console.print, highlight=False, soft_wrap=True)
-            observers.append(PlainLines(say, label(config)))
-        if "csv" in options.logs:
-            log = CsvLog(options.out / f"{config.name}.csv")
-            stack.callback(log.close)
-            observers.append(log)
-        if "tensorboard" in options.logs:
-            board = TensorBoardLog(options.out / "tensorboard" / config.name)
-            stack.callback(board.close)
-            observers.append(board)
-        return train.run(
-            config,
+        watching: list[Observer] = []
+        for config in configs:
+            observers: list[Observer] = []
+            if config is configs[0]:  # one line, or bar, for all that go together
+                if bars:
+                    observers.append(bars)
+                elif not options.quiet:
+                    say = partial(console.print, highlight=False, soft_wrap=True)
+                    observers.append(PlainLines(say, labels(configs)))
+            observers += _logs(config, options, stack)
+            watching.append(Several(observers) if observers else Quiet())
+        return train.run_together(
+            configs,
             out=options.out,
             data_dir=options.data_dir,
             device=options.device,
             resume=options.resume,
-            reference=reference,
-            observer=Several(observers) if observers else Quiet(),
+            references=references,
+            observers=watching,
             checkpoint_every=options.checkpoint_every,
         )
+
+
+def _logs(config: RunConfig, options: Options, stack: ExitStack) -> list[Observer]:
+    logs: list[Observer] = []
+    if "csv" in options.logs:
+        log = CsvLog(options.out / f"{config.name}.csv")
+        stack.callback(log.close)
+        logs.append(log)
+    if "tensorboard" in options.logs:
+        board = TensorBoardLog(options.out / "tensorboard" / config.name)
+        stack.callback(board.close)
+        logs.append(board)
+    return logs
 
 
 def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
@@ -133,7 +174,9 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
     if options.resume or options.restart:
         return
     for config in configs:
-        if (options.out / f"{config.name}.checkpoint").exists():
+        # A checkpoint beside a result is of a run that was killed in its very last moment.
+        begun, finished = (options.out / f"{config.name}.{kind}" for kind in ("checkpoint", "json"))
+        if begun.exists() and not finished.exists():
             raise AlassoError(
                 f"{label(config)} was begun and not finished; go on with --resume, or start over with --restart"
             )
@@ -144,6 +187,12 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
 
 def label(config: RunConfig) -> str:
     return f"{config.method}, seed {config.seed}"
+
+
+def labels(configs: Sequence[RunConfig]) -> str:
+    """Of runs that go together, the first by name."""
+    others = len(configs) - 1
+    return label(configs[0]) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
 
 
 def table(found: Sequence[Result]) -> Table:

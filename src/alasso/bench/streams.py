@@ -84,12 +84,36 @@ class Stream:
         return _own_stream(tasks, name, heads, torch.device(device))
 
 
+class Shelf:
+    """A device and the arrays laid on it: streams made from the same data set share one copy of its images."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._kept: dict[int, tuple[Any, Tensor]] = {}  # by identity; the array is held, so that no other takes its id
+
+    def images(self, array: np.ndarray[Any, Any]) -> Tensor:
+        if id(array) not in self._kept:
+            self._kept[id(array)] = (array, _placed(torch.from_numpy(array), self.device))
+        return self._kept[id(array)][1]
+
+    def labels(self, array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+        if id(array) not in self._kept:
+            self._kept[id(array)] = (array, _labels(array, device))
+        return self._kept[id(array)][1]
+
+    @staticmethod
+    def on(place: torch.device | str | Shelf) -> Shelf:
+        return place if isinstance(place, Shelf) else Shelf(place)
+
+
 def permuted(
-    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str = "cpu"
+    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str | Shelf = "cpu"
 ) -> Stream:
     """Task t shows every image with its pixels in an order of its own; the first order is the identity by default."""
-    train, test = _placed(_flat(images.train_images), device), _placed(_flat(images.test_images), device)
-    y_train, y_test = _labels(images.train_labels, train.device), _labels(images.test_labels, test.device)
+    shelf = Shelf.on(device)
+    train, test = (shelf.images(part).flatten(1) for part in (images.train_images, images.test_images))
+    y_train = shelf.labels(images.train_labels, train.device)
+    y_test = shelf.labels(images.test_labels, test.device)
     pixels = train.shape[1]
     generator = np.random.default_rng([seed, 0])
     tasks = []
@@ -117,7 +141,7 @@ def split(
     name: str,
     size: int | None = None,
     all_classes: bool = False,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | Shelf = "cpu",
 ) -> Stream:
     """From each source in turn, so many tasks of ``classes_per_task`` classes each; class order from the seed.
 
@@ -126,6 +150,7 @@ def split(
     """
     if classes_per_task < 2:
         raise AlassoError(f"a task needs at least 2 classes to choose between, not {classes_per_task}")
+    shelf = Shelf.on(device)
     tasks: list[Task] = []
     for number, (images, count) in enumerate(sources):
         needed = count * classes_per_task
@@ -136,7 +161,7 @@ def split(
             )
         order = np.random.default_rng([seed, 1, number]).permutation(len(images.classes))
         groups = np.array_split(order if all_classes else order[:needed], count)
-        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, device)
+        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, shelf)
     first = tasks[0].train.images
     shape = tuple(first.shape[1:]) if size is None else (first.shape[1], size, size)
     editions = {images.name: images.edition for images, _ in sources}
@@ -166,9 +191,9 @@ def _class_tasks(
     groups: Sequence[np.ndarray[Any, Any]],
     first_column: int,
     size: int | None,
-    device: torch.device | str,
+    shelf: Shelf,
 ) -> list[Task]:
-    train, test = (_placed(torch.from_numpy(x), device) for x in (images.train_images, images.test_images))
+    train, test = (shelf.images(part) for part in (images.train_images, images.test_images))
     in_order = np.concatenate(groups)
     column = np.full(len(images.classes), -1)
     column[in_order] = np.arange(len(in_order)) + first_column
@@ -235,10 +260,6 @@ def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
 
 
 # -- placing ----------------------------------------------------------------------------------------------------
-
-
-def _flat(images: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(images).flatten(1)
 
 
 def _labels(labels: np.ndarray[Any, Any], device: torch.device) -> Tensor:

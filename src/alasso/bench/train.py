@@ -6,19 +6,22 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
 
 from alasso.bench import checkpoint, metrics, models, results
-from alasso.bench.benchmarks import make_stream
+from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
-from alasso.bench.graphs import steps_for
+from alasso.bench.graphs import DirectSteps, GraphedSteps
+from alasso.bench.lanes import StackedSteps, stackable, that_fit
 from alasso.bench.learners import Learner
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped
@@ -47,148 +50,239 @@ def run(
     With ``out``, the result is written there, and a checkpoint beside it while the run goes on; ``resume`` continues
     from it. ``stream`` and ``model`` (a function that makes one) replace those that the config names.
     """
-    observer = observer or Quiet()
-    place = torch_device(device)
-    stream = stream or make_stream(config, data_dir, place)
-    saved = out / f"{config.name}.checkpoint" if out else None
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    torch.manual_seed(config.seed)
-    learner = make_learner(config, stream, model, place)
-    position = Position()
-    if saved and resume and saved.exists():
-        position, state = checkpoint.load(saved, config, place)
-        learner.load_state_dict(state)
-
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-    with stop_on_request() as stop_requested, few_threads_for(learner.model, place):
-        trainer = Trainer(config, stream, learner, position, saved, checkpoint_every, observer, stop_requested)
-        trainer.train()
-        environment = results.environment(str(place))
-
-    result = Result(
-        config=config,
-        environment=environment,
-        data=stream.editions,
-        accuracy=trainer.accuracy,
-        ahead=trainer.ahead,
-        untrained=trainer.untrained,
-        metrics=metrics.summary(
-            trainer.accuracy,
-            ahead=trainer.ahead,
-            untrained=trainer.untrained,
-            reference=reference.accuracy if reference else None,
-        ),
-        seconds=round(trainer.seconds(), 3),
-        peak_memory=peak_memory(place),
+    (result,) = run_together(
+        [config],
+        streams=[stream] if stream else None,
+        model=model,
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        resume=resume,
+        references=[reference],
+        observers=[observer or Quiet()],
+        checkpoint_every=checkpoint_every,
     )
-    if out:
-        results.write(result, out)
-    if saved:
-        saved.unlink(missing_ok=True)
     return result
 
 
-class Trainer:
-    """The loop, with the place it has reached."""
+def run_together(
+    configs: Sequence[RunConfig],
+    *,
+    streams: Sequence[Stream] | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    references: Sequence[Result | None] | None = None,
+    observers: Sequence[Observer] | None = None,
+    checkpoint_every: float = 30.0,
+) -> list[Result]:
+    """Several runs side by side, as lanes of one stacked network where they can be; the same results as one by one."""
+    place = torch_device(device)
+    streams = streams or make_streams(configs, data_dir, place)
+    set_precision(configs[0].precision)
+    lanes = []
+    for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
+        saved = out / f"{config.name}.checkpoint" if out else None
+        observer = observers[i] if observers else Quiet()
+        lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
 
-    def __init__(
-        self,
-        config: RunConfig,
-        stream: Stream,
-        learner: Learner,
-        position: Position,
-        saved: Path | None,
-        checkpoint_every: float,
-        observer: Observer,
-        stop_requested: Callable[[], bool],
-    ) -> None:
-        self.config, self.stream, self.learner = config, stream, learner
-        self.position, self.saved, self.checkpoint_every = position, saved, checkpoint_every
-        self.observer, self.stop_requested = observer, stop_requested
-        self.accuracy = position.accuracy or []
-        self.ahead = position.ahead or []
-        self.untrained = position.untrained or []
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner.model, place):
+        groups = in_step(lanes)
+        for number, group in enumerate(groups):
+            Trainer(group, checkpoint_every, stop_requested).train()
+            if stop_requested() and number + 1 < len(groups):
+                raise Stopped("the end of a run")
+        environment = results.environment(str(place))
+
+    found = []
+    for i, lane in enumerate(lanes):
+        reference = references[i] if references else None
+        found.append(lane.result(environment, reference))
+        if out:
+            results.write(found[-1], out)
+        if lane.saved:
+            lane.saved.unlink(missing_ok=True)
+    return found
+
+
+@dataclass
+class Lane:
+    """One run: what it is, where it stands, who watches it."""
+
+    config: RunConfig
+    stream: Stream
+    learner: Learner
+    position: Position
+    saved: Path | None
+    observer: Observer
+    beside: int = 1  # runs trained together with this one, itself included
+
+    def result(self, environment: dict[str, Any], reference: Result | None) -> Result:
+        position = self.position
+        return Result(
+            config=self.config,
+            environment={**environment, "lanes": self.beside},
+            data=self.stream.editions,
+            accuracy=position.accuracy,
+            ahead=position.ahead,
+            untrained=position.untrained,
+            metrics=metrics.summary(
+                position.accuracy,
+                ahead=position.ahead,
+                untrained=position.untrained,
+                reference=reference.accuracy if reference else None,
+            ),
+            seconds=round(position.seconds, 3),
+            peak_memory=peak_memory(self.learner.device),
+        )
+
+
+class Trainer:
+    """The loop over tasks, epochs and steps, of one run or of several in step with one another."""
+
+    def __init__(self, lanes: Sequence[Lane], checkpoint_every: float, stop_requested: Callable[[], bool]) -> None:
+        self.lanes, self.checkpoint_every, self.stop_requested = lanes, checkpoint_every, stop_requested
+        self.epochs, self.batch_size = lanes[0].config.epochs, lanes[0].config.batch_size
+        first = lanes[0].position
+        self.task, self.epoch, self.step = first.task, first.epoch, first.step
         self.writer = checkpoint.Writer()
-        self._seconds_before, self._started = position.seconds, time.monotonic()
+        self.steps_of = [
+            max(-(-len(lane.stream.tasks[t].train) // self.batch_size) for lane in lanes)
+            for t in range(len(lanes[0].stream))
+        ]  # in one epoch of each task
+        self._seconds_before, self._started = [lane.position.seconds for lane in lanes], time.monotonic()
         self._last_save = self._started
-        self.steps = steps_for(learner)
-        self.steps.loss_sum += position.loss_sum
+        self.steps = steps_for([lane.learner for lane in lanes])
+        self.steps.loss_sum += self.steps.loss_sum.new_tensor([lane.position.loss_sum for lane in lanes])
 
     def train(self) -> None:
-        learner, position, tasks = self.learner, self.position, self.stream.tasks
-        self.observer.begin(self.config, self.stream, self.steps_done(), self.steps_in_all())
-        if not self.untrained:
-            self.untrained = [learner.accuracy(task) for task in tasks]
-        for t in range(position.task, len(tasks)):
-            if position.epoch == position.step == 0:
-                learner.begin_task(t)
-            learner.prepare(t)
+        for lane in self.lanes:
+            lane.beside = len(self.lanes)
+            lane.observer.begin(lane.config, lane.stream, self.steps_done(), self.steps_in_all())
+            if not lane.position.untrained:
+                lane.position.untrained = [lane.learner.accuracy(task) for task in lane.stream.tasks]
+        tasks = len(self.lanes[0].stream)
+        for t in range(self.task, tasks):
+            for lane in self.lanes:
+                if self.epoch == self.step == 0:
+                    lane.learner.begin_task(t)
+                lane.learner.prepare(t)
             self.steps.begin(t)
-            for epoch in range(position.epoch, self.config.epochs):
+            for epoch in range(self.epoch, self.epochs):
                 self.train_epoch(t, epoch)
-            learner.end_task(t)
-            self.accuracy.append(learner.accuracies(t, self.accuracy))
-            if t + 1 < len(tasks):
-                self.ahead.append(learner.accuracy(tasks[t + 1]))
-            position.task, position.epoch = t + 1, 0
-            self.observer.task_done(t, self.accuracy, self.seconds_left())
-            if t + 1 < len(tasks):
+            self.task, self.epoch = t + 1, 0
+            for lane in self.lanes:
+                self.end_task(lane, t)
+            if t + 1 < tasks:
                 self.save()
         self.writer.finish()
+        self.note_position()
 
     def train_epoch(self, t: int, epoch: int) -> None:
-        position = self.position
-        plans = self.learner.epoch_plan(t, epoch)
-        for plan in plans[position.step :]:
-            self.steps.step(t, plan)
-            position.step += 1
-            self.observer.step_done(t, epoch, self.steps_done())
+        plans = [lane.learner.epoch_plan(t, epoch) for lane in self.lanes]
+        self.steps.begin_epoch(plans)
+        for i in range(self.step, max(map(len, plans))):
+            self.steps.step(i)
+            self.step = i + 1
+            self.lanes[0].observer.step_done(t, epoch, self.steps_done())
             if self.stop_requested():
                 self.save()
                 self.writer.finish()
-                raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {position.step}")
+                raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {self.step}")
             if time.monotonic() - self._last_save > self.checkpoint_every:
                 self.save()
-        position.epoch, position.step = epoch + 1, 0
-        if self.observer.wants_epochs:
-            loss = float(self.steps.loss_sum) / len(plans)
-            self.observer.epoch_done(t, epoch, loss, self.learner.penalty(), self.accuracy, self.seconds_left())
+        self.epoch, self.step = epoch + 1, 0
+        for lane, loss_sum, steps in zip(self.lanes, self.steps.loss_sum, plans, strict=True):
+            if lane.observer.wants_epochs:
+                loss, penalty = float(loss_sum) / len(steps), lane.learner.penalty()
+                lane.observer.epoch_done(t, epoch, loss, penalty, lane.position.accuracy, self.seconds_left())
         self.steps.loss_sum.zero_()
+
+    def end_task(self, lane: Lane, t: int) -> None:
+        learner, position, tasks = lane.learner, lane.position, lane.stream.tasks
+        learner.end_task(t)
+        position.accuracy.append(learner.accuracies(t, position.accuracy))
+        if t + 1 < len(tasks):
+            position.ahead.append(learner.accuracy(tasks[t + 1]))
+        lane.observer.task_done(t, position.accuracy, self.seconds_left())
 
     # -- where it stands ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
         self._last_save = time.monotonic()
-        if self.saved is None:
-            return
-        position = self.position
-        position.loss_sum, position.seconds = float(self.steps.loss_sum), self.seconds()
-        position.accuracy, position.ahead, position.untrained = self.accuracy, self.ahead, self.untrained
-        self.writer.save(self.saved, self.config, position, self.learner.state_dict(), self.learner.device)
+        self.writer.finish()
+        self.note_position()
+        for lane in self.lanes:
+            if lane.saved is not None:
+                self.writer.save(lane.saved, lane.config, lane.position, lane.learner.state_dict(), lane.learner.device)
 
-    def seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
-
-    def steps_of(self, t: int) -> int:
-        """Steps of one epoch of task t."""
-        return -(-len(self.stream.tasks[t].train) // self.config.batch_size)
+    def note_position(self) -> None:
+        seconds = time.monotonic() - self._started
+        for lane, loss_sum, before in zip(self.lanes, self.steps.loss_sum.tolist(), self._seconds_before, strict=True):
+            position = lane.position
+            position.task, position.epoch, position.step, position.loss_sum = self.task, self.epoch, self.step, loss_sum
+            position.seconds = before + seconds / len(self.lanes)  # a lane's share of the time they took together
 
     def steps_in_all(self) -> int:
-        return self.config.epochs * sum(self.steps_of(t) for t in range(len(self.stream)))
+        return self.epochs * sum(self.steps_of)
 
     def steps_done(self) -> int:
-        position = self.position
-        before = self.config.epochs * sum(self.steps_of(t) for t in range(position.task))
-        running = position.epoch * self.steps_of(position.task) if position.task < len(self.stream) else 0
-        return before + running + position.step
+        running = self.epoch * self.steps_of[self.task] if self.task < len(self.steps_of) else 0
+        return self.epochs * sum(self.steps_of[: self.task]) + running + self.step
 
     def seconds_left(self) -> float:
         done = self.steps_done()
-        return self.seconds() * (self.steps_in_all() - done) / max(done, 1)
+        seconds = time.monotonic() - self._started + sum(self._seconds_before)
+        return seconds * (self.steps_in_all() - done) / max(done, 1)
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
+
+
+def begun(
+    config: RunConfig,
+    stream: Stream,
+    model: Callable[[], nn.Module] | None,
+    device: torch.device,
+    resume_from: Path | None,
+    saved: Path | None,
+    observer: Observer,
+) -> Lane:
+    """A run at its start, or where its checkpoint left it."""
+    torch.manual_seed(config.seed)
+    learner, position = make_learner(config, stream, model, device), Position()
+    if resume_from and resume_from.exists():
+        position, state = checkpoint.load(resume_from, config, device)
+        learner.load_state_dict(state)
+    return Lane(config, stream, learner, position, saved, observer)
+
+
+def in_step(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Lanes that can be trained as one: stackable, at the same place, and no more than the memory holds.
+
+    A stack that was killed may have left its lanes at different places.
+    """
+    groups: dict[Any, list[Lane]] = {}
+    for lane in lanes:
+        position = lane.position
+        alone = len(lanes) > 1 and not stackable(lane.learner)
+        key = lane.config.name if alone else (position.task, position.epoch, position.step)
+        groups.setdefault(key, []).append(lane)
+    fitting = that_fit(lanes[0].learner) if len(lanes) > 1 else 1
+    return [group[i : i + fitting] for group in groups.values() for i in range(0, len(group), fitting)]
+
+
+def steps_for(learners: Sequence[Learner]) -> DirectSteps | StackedSteps:
+    """How steps are made: stacked and recorded where that can be, one by one elsewhere."""
+    (first, *others) = learners
+    on_gpu = first.device.type == "cuda"
+    if others or (on_gpu and stackable(first)):
+        return StackedSteps(learners)
+    return GraphedSteps(first) if on_gpu and first.can_be_recorded else DirectSteps(first)
 
 
 def make_learner(
@@ -209,10 +303,23 @@ def torch_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise AlassoError(f"there is no device {name!r}; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type not in ("cpu", "cuda"):
+        raise AlassoError(f"device {name}: use auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
         raise AlassoError(f"device {name}: torch sees no GPU here; use --device cpu")
-    # Tensors name their device with its number.
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+    number = torch.cuda.current_device() if device.index is None else device.index
+    if number >= torch.cuda.device_count():
+        raise AlassoError(f"device {name}: torch sees {torch.cuda.device_count()} GPU here, counted from cuda:0")
+    torch.cuda.set_device(number)  # streams and recorded steps belong to the current device
+    return torch.device("cuda", number)  # tensors name their device with its number
+
+
+def set_precision(precision: str) -> None:
+    """Of products of float32 on a GPU, convolutions included: TF32, or float32 to the last bit."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def peak_memory(device: torch.device) -> int:

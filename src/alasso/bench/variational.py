@@ -57,9 +57,12 @@ class Variational(Learner):
             x,
             y,
             cross_entropy,
-            data_size=len(self.stream.tasks[t].train),
+            data_size=self.examples_trained_on(t),
             samples=self.config.settings["train_samples"],
         )
+
+    def examples_trained_on(self, t: int) -> int:
+        return len(self.stream.tasks[t].train)
 
     def end_task(self, t: int) -> None:
         super().end_task(t)
@@ -99,6 +102,9 @@ class VariationalWithCoreset(Variational):
         kept = keep.nonzero().flatten()
         order = kept[torch.randperm(len(kept), generator=generator)]
         return [StepPlan(own) for own in order.split(self.config.batch_size)]
+
+    def examples_trained_on(self, t: int) -> int:
+        return super().examples_trained_on(t) - len(self.coresets[t])
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
         posterior, optimizer = self.model, self.optimizer

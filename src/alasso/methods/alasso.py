@@ -58,7 +58,7 @@ class AlassoSurrogate(Surrogate[AlassoState]):
 
     ``omega_rule="si"`` puts SI's Eq. 3 in place of Eq. 7 (the paper's ablation "asymmetric only"); Eq. 3 carries Ω over
     by itself, so ``monotone`` speaks of Eq. 7 alone. ``unmoved`` says which side of a weight that stood still counts as
-    observed: neither, as Eq. 5 has it, or the left one, as in the authors' experiment.
+    observed: neither, as Eq. 5 has it, or as in the authors' experiment the left one (the right one where Ω = 0).
     """
 
     a: float | Tensor = 1.8
@@ -110,7 +110,7 @@ class AlassoSurrogate(Surrogate[AlassoState]):
             anchor=theta.clone(),
             omega=omega,
             path=torch.zeros_like(s.path),
-            side=observed_side(moved, self.unmoved),
+            side=observed_side(moved, omega, self.unmoved),
         )
 
     def past_omega(self, s: AlassoState, moved: Tensor) -> Tensor:
@@ -127,11 +127,15 @@ def asymmetric_factors(
     return torch.where(side == -1, Omega, overestimated), torch.where(side == 1, Omega, overestimated)
 
 
-def observed_side(moved: Tensor, unmoved: Unmoved) -> Tensor:
+def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
     """Sign of θ̂ⁿ⁻¹ − θ̂ⁿ, the second factor of Eq. 4: the observed side is where the weight came from."""
     side = -torch.sign(moved).to(torch.int8)
-    # Deviation from Eq. 5 in the authors' experiment: a weight that stood still counts as moved right.
-    return torch.where(side == 0, -1, side).to(torch.int8) if unmoved == "moved_right" else side
+    if unmoved == "moved_right":
+        # Deviation from Eq. 5 in the authors' experiment: a weight that stood still counts as moved right. They keep
+        # the side as the sign of Ω, so where Ω = 0 it is lost, and ε is charged on the left whatever the move was.
+        side = torch.where(side == 0, -1, side)
+        side = torch.where(Omega == 0, 1, side).to(torch.int8)
+    return side
 
 
 def accurate_omega(

@@ -1,0 +1,267 @@
+"""Stacked runs against the same runs one by one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from alasso.bench import fused, lanes, models, results, train
+from alasso.bench.benchmarks import make_stream, make_streams
+from alasso.bench.config import RunConfig
+from alasso.bench.streams import Stream
+
+CPU = torch.device("cpu")
+METHODS = [m for m in lanes.STACKABLE if m != "sgd-dropout"]
+
+
+class InDouble(nn.Module):
+    """The network in float64, where a wrong step cannot hide behind rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = models.glorot(models.mlp((64,), 10, hidden=16)).double()
+
+    def forward(self, x):
+        return self.net(x.double())
+
+
+def small(method="alasso", **changes):
+    fields = {"tasks": 3, "epochs": 2, "hidden": 16, "batch_size": 500, **changes}
+    return RunConfig.for_benchmark("permuted-digits", method, **fields)
+
+
+def mixed():
+    """Methods, seeds and settings in one stack; Adam kept and Adam reset."""
+    varied = [small("alasso", a=3.0, seed=1), small("si", c=2.0, learning_rate=3e-3), small("alasso", seed=2)]
+    return [*(small(m) for m in METHODS if m != "alasso-memory"), *varied, small("si", reset_optimizer=True)]
+
+
+def lane_of(config, stream):
+    return train.begun(config, stream, InDouble, CPU, None, None, train.Quiet())
+
+
+def everything(lane):
+    """Weights, moments, and the method's whole state."""
+    flat = {f"model.{k}": v for k, v in lane.learner.model.state_dict().items()}
+    for number, state in lane.learner.optimizer.state_dict()["state"].items():
+        flat |= {f"adam.{number}.{k}": torch.as_tensor(v) for k, v in state.items()}
+    if isinstance(lane.learner, lanes.Regularized):
+        for name, state in lane.learner.regularizer.state_dict()["parameters"].items():
+            flat |= {f"state.{name}.{k}": v for k, v in state.items()}
+    return flat
+
+
+class Recorder:
+    """Keeps everything of every lane after every step."""
+
+    def __init__(self, trained):
+        self.trained, self.seen = trained, [[] for _ in trained]
+
+    def __call__(self):
+        for lane, kept in zip(self.trained, self.seen, strict=True):
+            kept.append({k: v.clone().double() for k, v in everything(lane).items()})
+        return False
+
+
+def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone():
+    configs = mixed()
+    streams = make_streams(configs, None, CPU)
+    together = [lane_of(c, s) for c, s in zip(configs, streams, strict=True)]
+    recorder = Recorder(together)
+    (group,) = train.in_step(together)
+    train.Trainer(group, 1e9, recorder).train()
+    for config, stream, stacked, lane in zip(configs, streams, recorder.seen, together, strict=True):
+        alone = lane_of(config, stream)
+        alone_recorder = Recorder([alone])
+        train.Trainer([alone], 1e9, alone_recorder).train()
+        (expected,) = alone_recorder.seen
+        assert len(stacked) == len(expected) == 3 * 2 * 3
+        for step, (got, want) in enumerate(zip(stacked, expected, strict=True)):
+            assert got.keys() == want.keys()
+            for name in want:
+                same = torch.allclose(got[name], want[name], rtol=1e-7, atol=1e-12)
+                assert same, f"{config.method}, step {step}: {name} differs by {(got[name] - want[name]).abs().max()}"
+        assert lane.position.accuracy == alone.position.accuracy
+        assert lane.position.ahead == alone.position.ahead
+
+
+def test_memory_lanes_rehearse_what_they_would_alone():
+    configs = [small("alasso-memory", memory=20), small("sgd", memory=20, seed=1)]
+    together = train.run_together(configs, model=InDouble, device="cpu")
+    for config, stacked in zip(configs, together, strict=True):
+        alone = train.run(config, model=InDouble, device="cpu")
+        assert stacked.accuracy == alone.accuracy and stacked.environment["lanes"] == 2
+
+
+def own_stream(sizes, seed):
+    """Tasks with classes of their own, and as many examples as ``sizes`` says."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = []
+    for size in sizes:
+        x, y = torch.rand(size, 64, generator=generator), torch.arange(size) % 3
+        pairs.append(((x, y), (x[:30], y[:30])))
+    return Stream.of(pairs, heads="own")
+
+
+class Nine(InDouble):
+    def __init__(self):
+        super().__init__()
+        self.net[-1] = models.glorot(nn.Linear(16, 9)).double()
+
+
+def test_lanes_may_have_tasks_of_different_length_and_heads_of_their_own():
+    configs = [RunConfig.own(m, epochs=2, batch_size=32, seed=s) for m, s in (("alasso", 0), ("si", 1), ("ewc", 2))]
+    streams = [own_stream(sizes, seed) for sizes, seed in (((100, 33, 70), 0), ((64, 90, 40), 1), ((70, 70, 70), 2))]
+    together = train.run_together(configs, streams=streams, model=Nine, device="cpu")
+    for config, stream, stacked in zip(configs, streams, together, strict=True):
+        assert stacked.accuracy == train.run(config, stream=stream, model=Nine, device="cpu").accuracy
+
+
+class StopAt:
+    def __init__(self, steps):
+        self.left = steps
+
+    def __call__(self):
+        self.left -= 1
+        return self.left == 0
+
+
+def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
+    configs = [small("alasso"), small("si", seed=3), small("ewc"), small("single-task"), small("imm-mode")]
+    undisturbed = train.run_together(configs, device="cpu")
+    for _ in range(100):
+        streams = make_streams(configs, None, CPU)
+        saved = [tmp_path / f"{config.name}.checkpoint" for config in configs]
+        pieces = [
+            train.begun(c, s, None, CPU, f, f, train.Quiet()) for c, s, f in zip(configs, streams, saved, strict=True)
+        ]
+        (group,) = train.in_step(pieces)
+        try:
+            train.Trainer(group, 1e9, StopAt(5)).train()
+            break
+        except train.Stopped:
+            continue
+    assert [lane.position.accuracy for lane in pieces] == [result.accuracy for result in undisturbed]
+
+
+def test_lanes_left_at_different_places_go_on_apart(tmp_path):
+    configs = [small("alasso"), small("alasso", seed=1)]
+    stream = make_stream(configs[0], None, CPU)
+    file = tmp_path / f"{configs[0].name}.checkpoint"
+    with pytest.raises(train.Stopped):
+        train.Trainer([train.begun(configs[0], stream, None, CPU, None, file, train.Quiet())], 1e9, StopAt(4)).train()
+    together = train.run_together(configs, out=tmp_path, device="cpu", resume=True)
+    for config, result in zip(configs, together, strict=True):
+        assert result.accuracy == train.run(config, device="cpu").accuracy
+        assert result.environment["lanes"] == 1
+        assert results.read(tmp_path / f"{config.name}.json").accuracy == result.accuracy
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_a_network_with_state_of_its_own_goes_alone():
+    configs = [small("si"), small("si", seed=1)]
+
+    def with_batch_norm():
+        return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+    together = train.run_together(configs, model=with_batch_norm, device="cpu")
+    assert [result.environment["lanes"] for result in together] == [1, 1]
+
+
+def test_grouping_keeps_what_differs_in_shape_apart():
+    configs = [
+        small("alasso"), small("si", seed=1), small("sgd-dropout"), small("vcl"), small("ewc", hidden=32),
+        small("alasso", a=2.0), small("ewc", labels="sampled"), small("imm-mean", transfer="drop"),
+    ]  # fmt: skip
+    groups = [[c.method for c in group] for group in lanes.grouped(configs, 8)]
+    assert groups == [["alasso", "si", "alasso"], ["sgd-dropout"], ["vcl"], ["ewc"], ["ewc"], ["imm-mean"]]
+    assert [len(g) for g in lanes.grouped([small(seed=s) for s in range(17)], 16)] == [9, 8]
+    assert lanes.grouped(configs, 1) == [[config] for config in configs]
+    split = [RunConfig.for_benchmark("split-cifar", m) for m in ("multi-task", "alasso-memory", "alasso", "si")]
+    assert [len(g) for g in lanes.grouped(split, 8)] == [1, 1, 2]
+
+
+def test_padding_holds_every_example_once_and_shares_add_up():
+    steps = [[torch.tensor([[0, 1], [0, 2], [1, 3]]), torch.tensor([[2, 4]])], [torch.tensor([[0, 5], [0, 6]])]]
+    batch = lanes.padded([(torch.cat(lane), [len(step) for step in lane]) for lane in steps], torch.float64)
+    assert batch.example.shape == (2, 2, 3)
+    for lane, expected in enumerate(steps):
+        for i, pairs in enumerate(expected):
+            some = batch.share[i, lane] > 0
+            got = torch.stack([batch.task[i, lane][some], batch.example[i, lane][some]], 1)
+            assert got.tolist() == pairs.tolist()
+            assert batch.share[i, lane].sum() == pytest.approx(1, abs=1e-15)
+    assert batch.share[1, 1].sum() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu():
+    configs = [small(m, precision="float32", epochs=5) for m in METHODS if m != "alasso-memory"]
+    for config, stacked in zip(configs, train.run_together(configs, device="cuda"), strict=True):
+        alone = train.run(config, device="cpu")
+        np.testing.assert_allclose(stacked.accuracy[-1], alone.accuracy[-1], atol=0.02, err_msg=config.method)
+
+
+def stacked_tensors(device, lanes_, outs, inputs):
+    """Weights in the middle of a training: θ, m, v, anchor, k⁻, k⁺, ω."""
+    generator = torch.Generator().manual_seed(1)
+    theta, m, anchor, path = (torch.randn(lanes_, outs, inputs, generator=generator) * 0.1 for _ in range(4))
+    v, k_minus, k_plus = (torch.rand(lanes_, outs, inputs, generator=generator) for _ in range(3))
+    return [tensor.to(device) for tensor in (theta, m, v, anchor, k_minus, k_plus, path)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("exact", "tolerance"), [(True, 2e-6), (False, 2e-3)])
+@pytest.mark.parametrize(("batch", "outs", "inputs"), [(256, 200, 130), (96, 64, 64), (33, 10, 70)])
+def test_the_fused_step_of_a_weight_matrix_equals_the_plain_one(exact, tolerance, batch, outs, inputs):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3, batch, inputs, generator=generator).cuda()
+    dy = (torch.randn(3, batch, outs, generator=generator) / batch).cuda()
+    pace = [
+        torch.tensor(values).cuda()[:, None] for values in ([1e-3, 2e-3, 3e-3], [0.5, 0.7, 1.0], [True, False, True])
+    ]
+    got = stacked_tensors("cuda", 3, outs, inputs)
+    before = [tensor.clone() for tensor in got]
+    fused.move_weights_(x, dy, *got, *pace, betas=(0.9, 0.999), epsilon=1e-8, exact=exact)
+    want = [tensor.double().flatten(1) for tensor in before]
+    lanes.spring_and_adam_(*want, (dy.double().mT @ x.double()).flatten(1), *(p.double() for p in pace[:2]), pace[2])
+    for new, old, expected in zip(got, before, want, strict=True):
+        torch.testing.assert_close(new.double().flatten(1), expected, rtol=tolerance, atol=tolerance)
+        assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("count", [1, 3])
+def test_recorded_and_fused_steps_equal_plain_ones(count, monkeypatch):
+    """The network of the paper, narrower: graph and fused kernel against uncompiled steps without either."""
+    configs = [
+        RunConfig.for_benchmark("permuted-digits", "alasso", tasks=2, epochs=4, hidden=128, seed=s, precision="float32")
+        for s in range(count)
+    ]
+    device = torch.device("cuda", 0)
+
+    def trained():
+        streams = make_streams(configs, None, device)
+        group = [
+            train.begun(c, s, None, device, None, None, train.Quiet()) for c, s in zip(configs, streams, strict=True)
+        ]
+        train.Trainer(group, 1e9, lambda: False).train()
+        return [everything(lane) for lane in group]
+
+    fast = trained()
+    monkeypatch.setattr(fused, "can_fuse", lambda *_: False)
+    monkeypatch.setattr(lanes, "WARM_UP", 10**9)
+    monkeypatch.setattr(lanes.Stack, "kernel", lambda self, function: function)
+    for got, want in zip(fast, trained(), strict=True):
+        for name in want:
+            scale = want[name].double().abs().mean() + 1e-12
+            assert (got[name].double() - want[name].double()).abs().mean() < 0.02 * scale, name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "float32"])
+def test_on_a_gpu_every_precision_stays_near_float64(precision):
+    config = small("alasso", precision=precision, epochs=5)
+    exact = train.run(config, model=InDouble, device="cpu")
+    fast = train.run(config, model=lambda: InDouble().net.float(), device="cuda")
+    np.testing.assert_allclose(fast.accuracy[-1], exact.accuracy[-1], atol=0.05)
