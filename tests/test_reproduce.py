@@ -1,6 +1,5 @@
 """``alasso reproduce``: plans, computations and verdicts on made-up results, and one small run from end to end."""
 
-import dataclasses
 import json
 import math
 import re
@@ -187,7 +186,7 @@ def probe_file(one, out):
 def test_probe_computations(tmp_path):
     one = experiment(runs={"alasso": {}}, probe={"weights": 3})
     known = Evidence({"x": one}, [], tmp_path)
-    for how in ("probe_evenness", "probe_underestimated"):
+    for how in ("probe_evenness", "probe_underestimated", "probe_unseen_is_steeper"):
         with pytest.raises(NotRun):
             computed(how, known, of="x/alasso")
     probe_file(one, tmp_path)
@@ -195,6 +194,10 @@ def test_probe_computations(tmp_path):
     # Unseen sides: right, right, left; true rises 1, 1, 2; SI says 0.5, 1.5, 1.
     assert computed("probe_underestimated", known, of="x/alasso").value == pytest.approx(2 / 3)
     assert computed("probe_underestimated", known, of="x/alasso", surrogate="ALASSO").value == 0.0
+    assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 1.0
+    flipped = json.loads(probe_path(one.config("alasso"), tmp_path).read_text()) | {"came_from": [0.5, 0.0, 0.5]}
+    probe_path(one.config("alasso"), tmp_path).write_text(json.dumps(flipped))
+    assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 0.5  # the second one did not move
 
 
 def test_every_computation_is_used_and_tested_here():
@@ -522,17 +525,9 @@ def test_a_step_can_be_measured(method):
     assert 0 < timing.seconds_of_a_step(config, "cpu", budget=0.01) < 1
 
 
-def test_runs_are_stacked_where_the_harness_can(tmp_path, monkeypatch):
-    plain = carrying.options_for(tmp_path, None, "cpu", quiet=True)
-    assert plain.resume and plain.out == tmp_path
-    if not carrying.can_stack():
-
-        @dataclasses.dataclass(frozen=True)
-        class WithLanes(carrying.runs.Options):
-            lanes: str = "1"
-
-        monkeypatch.setattr(carrying.runs, "Options", WithLanes)
-    assert carrying.options_for(tmp_path, None, "cpu", quiet=True).lanes == "auto"
+def test_runs_are_gone_on_with_and_stacked_as_the_device_takes_them(tmp_path):
+    options = carrying.options_for(tmp_path, None, "cpu", quiet=True)
+    assert options.resume and not options.restart and options.lanes is None
 
 
 # -- the document -------------------------------------------------------------------------------------------------
@@ -645,7 +640,7 @@ def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_p
     found = [results.read(p) for p in (tmp_path / "runs" / "quick").glob("*_s0.json")]
     assert sorted(r.config.tasks for r in found) == [2, 2, 2]  # the small versions, of those that have one
     assert "indicative" in output.lower() and "seen" in output and "holds" not in output
-    assert "It gives no verdict on the paper" in (tmp_path / "runs" / "quick" / "reproduction.md").read_text()
+    assert "no verdict on the paper" in (tmp_path / "runs" / "quick" / "reproduction.md").read_text()
     assert not (tmp_path / "docs").exists()
 
     results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path / "real")

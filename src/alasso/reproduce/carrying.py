@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -20,18 +19,10 @@ from alasso.reproduce import timing
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import Part, Plan, Probe, result_path
 
-ALL_THERE_IS = "auto"  # as many runs stacked as the device has room for
-
 
 def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -> runs.Options:
-    """Runs begun before are gone on with; like runs are stacked where the harness can do it."""
-    changes: dict[str, Any] = {"lanes": ALL_THERE_IS} if can_stack() else {}
-    return runs.Options(out=out, data_dir=data_dir, device=device, resume=True, quiet=quiet, **changes)
-
-
-def can_stack() -> bool:
-    """Whether the harness trains several like runs as one."""
-    return "lanes" in {field.name for field in dataclasses.fields(runs.Options)}
+    """Runs begun before are gone on with; as many like runs are stacked as the device takes."""
+    return runs.Options(out=out, data_dir=data_dir, device=device, resume=True, quiet=quiet, lanes=None)
 
 
 def carry_out(

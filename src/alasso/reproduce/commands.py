@@ -76,8 +76,6 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     Console().print(show.plan_table(planned, estimate, work.chosen))
     todo = carrying.counted(planned.runs)
     say(f"{todo} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}.")
-    if carrying.can_stack():
-        say("Like runs are stacked, which takes less than one after another.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
         say(f"{advice[0].upper()}{advice[1:]}.")

@@ -24,7 +24,7 @@ QUICK_WORDS = {HOLDS: "seen", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "not 
 VERDICT_CAPTION = (
     "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
 )
-QUICK_CAPTION = "Indicative: permuted digits in place of the paper's data, few tasks. No verdict on the paper."
+QUICK_CAPTION = "Indicative: small data, few tasks, short training, where the paper's gaps need not show. No verdict."
 
 
 def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
@@ -73,7 +73,7 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
         table.add_column("bar", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for topic, claims in by_topic(judged).items():
-        table.add_row(Text(topic, "bold"))
+        table.add_row(Text(in_small(topic) if quick else topic, "bold"))
         for one in claims:
             verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
             style = "" if quick and one.verdict != NOT_RUN else STYLES[one.verdict]
@@ -85,6 +85,10 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
             cells += [one.claim.bar()] if wide else []
             table.add_row(*cells, Text(verdict, style))
     return table
+
+
+def in_small(topic: str) -> str:
+    return f"In small: {topic}"
 
 
 def by_topic(judged: Sequence[Judged]) -> dict[str, list[Judged]]:

@@ -10,14 +10,18 @@ Counted are optimizer steps; what a step takes is looked up in this order:
 from __future__ import annotations
 
 import csv
+import dataclasses
+import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from alasso.bench.atomic import disk_errors_as_advice
 from alasso.bench.config import RunConfig
+from alasso.bench.progress import Quiet
 from alasso.bench.results import Result
 from alasso.reproduce.plan import Part, Plan
 
@@ -41,6 +45,7 @@ SHAPES = {
     "split-tiny-imagenet": (3, 224, 224),
 }
 MEASURING_S = 0.5  # for each kind of step
+WARM_UP_STEPS = 16
 SMALL_BATCH = 16  # on a CPU a batch of large images takes seconds: a small one is measured and scaled
 
 
@@ -74,7 +79,7 @@ class Estimate:
         names = {
             EARLIER: "from parts carried out on this device before",
             RESULTS: "from results of this device",
-            MEASURED: "from steps measured just now, evaluation not counted",
+            MEASURED: "from single runs measured just now: evaluation adds to it, stacking takes off",
         }
         known = [(source, count) for source, count in self.sources.items() if count]
         where = "; ".join(f"{count} runs {names[source]}" for source, count in known)
@@ -175,8 +180,6 @@ def read_parts(out: Path) -> list[Row]:
 
 def note_part(out: Path, title: str, device: str, finished: Iterable[RunConfig], seconds: float) -> None:
     """One more line of ``parts.csv``: wall-clock time of a part, or of as much of it as was done."""
-    import datetime
-
     done = list(finished)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     steps = sum(steps_of(config) for config in done if config.benchmark in EXAMPLES)
@@ -222,49 +225,50 @@ class Stopwatch:
 
 
 def seconds_of_a_step(config: RunConfig, device: str, budget: float) -> float:
-    """Train on random inputs of the benchmark's shape for a moment, as a run would: with its learner, in its way."""
-    import dataclasses
-
+    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off."""
     import torch
 
-    from alasso.bench.graphs import WARM_UP, steps_for
     from alasso.bench.streams import Stream
-    from alasso.bench.train import few_threads_for, make_learner, torch_device
+    from alasso.bench.train import run, torch_device
 
     place = torch_device(device)
     shape, classes = SHAPES[config.benchmark], config.classes_per_task or 10
+    changes: dict[str, Any] = {"tasks": 1, "epochs": 10**6}
+    if "point_epochs" in config.settings:  # training before training; not what is measured
+        changes["settings"] = {**config.settings, "point_epochs": 0}
     scale = 1.0
     if place.type == "cpu" and len(shape) == 3 and shape[-1] > 64:
-        scale = config.batch_size / SMALL_BATCH
-        config = dataclasses.replace(config, batch_size=SMALL_BATCH)
-    if "point_epochs" in config.settings:  # training before training; not what is measured
-        config = dataclasses.replace(config, settings={**config.settings, "point_epochs": 0})
-    x, y = torch.rand(4 * config.batch_size, *shape), torch.arange(4 * config.batch_size) % classes
-    stream = Stream.of([((x, y), (x[:classes], y[:classes]))] * 2, device=place)
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    learner = make_learner(config, stream, None, place)
-    with few_threads_for(learner.model, place):
-        steps = steps_for(learner)
-        learner.begin_task(0)
-        learner.prepare(0)
-        plans = [plan for epoch in range(2) for plan in learner.epoch_plan(0, epoch)]
-        few = 1 if scale > 1 else WARM_UP + 1  # past compiling and recording
-        for plan in plans[:few]:
-            steps.step(0, plan)
-        finish(place)
-        made, began = 0, time.monotonic()
-        while made < 2 or time.monotonic() - began < budget:
-            steps.step(0, plans[made % len(plans)])
-            made += 1
-            if made % 50 == 0:
-                finish(place)
-        finish(place)
-        return scale * (time.monotonic() - began) / made
+        scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
+    config = dataclasses.replace(config, **changes)
+    count = 8 * config.batch_size
+    x, y = torch.rand(count, *shape), torch.arange(count) % classes
+    stream = Stream.of([((x, y), (x[:classes], y[:classes]))], device=place)
+    finish = torch.cuda.synchronize if place.type == "cuda" else lambda: None
+    meter = Meter(budget, 1 if scale > 1 else WARM_UP_STEPS, finish)
+    try:
+        run(config, stream=stream, device=device, observer=meter)
+    except Enough:
+        return scale * meter.seconds
+    raise AssertionError("a million epochs went by")
 
 
-def finish(place: object) -> None:
-    """Wait for what the device was asked to do."""
-    import torch
+class Enough(Exception):
+    """The meter has seen what it needs."""
 
-    if isinstance(place, torch.device) and place.type == "cuda":
-        torch.cuda.synchronize(place)
+
+class Meter(Quiet):
+    """Watches steps for ``budget`` seconds after the first few, in which things are compiled and recorded."""
+
+    def __init__(self, budget: float, warm_up: int, finish: Callable[[], None]) -> None:
+        self.budget, self.warm_up, self.finish = budget, warm_up, finish
+        self.began = self.seconds = 0.0
+
+    def step_done(self, task: int, epoch: int, done: int) -> None:
+        if done == self.warm_up:
+            self.finish()
+            self.began = time.monotonic()
+        made = done - self.warm_up
+        if made >= 2 and made % 2 == 0 and time.monotonic() - self.began > self.budget:
+            self.finish()
+            self.seconds = (time.monotonic() - self.began) / made
+            raise Enough
