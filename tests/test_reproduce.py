@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -669,6 +670,15 @@ def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
     code, output, _ = command(words, monkeypatch, capsys)
     assert code == 130 and "Stopped; saved up to task 2, epoch 1, step 3. Go on with:" in output
     assert f"alasso reproduce --study {folder} --out {tmp_path / 'out'} --device cpu --only small" in output
+
+
+def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(carrying.runs, "carry_out", lambda *arguments: signal.raise_signal(signal.SIGTERM))
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu", "--only", "small"]
+    code, output, _ = command(words, monkeypatch, capsys)
+    assert code == 130 and "Stopped. Go on with:" in output
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_experiments_are_listed(monkeypatch, capsys):

@@ -96,7 +96,10 @@ def fields_off_preset(config: RunConfig) -> int:
     """How many fields of a run (epochs, precision, …) are not as the benchmark has them; tasks and seed aside."""
     if config.benchmark not in BENCHMARKS or config.method not in METHODS:
         return 0
-    usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).to_json()
+    try:
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).to_json()
+    except AlassoError:  # the method goes with another network alone
+        return 0
     ignored = ("tasks", "seed", "settings", "path")
     return sum(value != usual[name] for name, value in config.to_json().items() if name not in ignored)
 

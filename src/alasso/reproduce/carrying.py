@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -28,6 +30,13 @@ def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -
 def carry_out(
     plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
 ) -> None:
+    with terminated_like_ctrl_c():
+        _carry_out(plan, estimate, options, console, say)
+
+
+def _carry_out(
+    plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
+) -> None:
     for part in plan.parts:
         about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
         say(f"{part.title}: {counted(len(part.configs))}{about}")
@@ -39,6 +48,24 @@ def carry_out(
 
 def counted(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
+
+
+@contextmanager
+def terminated_like_ctrl_c() -> Iterator[None]:
+    """A polite kill, as from ``timeout`` or a job queue, saves the run and notes the time like Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
