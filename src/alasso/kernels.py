@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -41,8 +42,15 @@ def run(kernel: Callable[..., None], *tensors: Tensor) -> None:
 
 
 @cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
 def compiled(kernel: Callable[..., None]) -> Callable[..., Any]:
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         log.info("there is no compiler for GPU kernels here, so %s runs uncompiled", kernel.__name__)
         return kernel
+    # What the compiler decided about a softmax over ten classes is not for the user to act on.
+    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     return torch.compile(kernel, dynamic=True, fullgraph=True)

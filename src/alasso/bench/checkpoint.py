@@ -60,7 +60,14 @@ class Writer:
 def _write(path: Path, content: dict[str, Any]) -> None:
     # Into memory first: a full disk then shows as an OSError and not from within torch's writer.
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    # Checksums take eight times as long as the rest, beside a training that wants the processor; that the file is
+    # whole is seen to by writing it whole.
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(content, buffer)
+    finally:
+        torch.serialization.set_crc32_options(before)
     write_whole(path, buffer.getbuffer())
 
 

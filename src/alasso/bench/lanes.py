@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from alasso import kernels
-from alasso.bench import fused
 from alasso.bench.config import RunConfig
 from alasso.bench.learners import Learner, Regularized, StepPlan
 from alasso.bench.streams import Examples, Stream
@@ -177,10 +176,6 @@ class Stack:
             name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
         }
-        # Weight matrices that move within the backward pass; all else gets a gradient first.
-        bf16 = learners[0].config.precision == "bf16"
-        fusing = not bf16 and fused.can_fuse(self.network, self.device)
-        self.moving = [name for name, slot in self.slots.items() if fusing and slot.theta.dim() == 3]
         self.kept: list[Tensor] = []
 
     # -- learners in and out of the stack -------------------------------------------------------------------
@@ -228,16 +223,13 @@ class Stack:
 
         Labels count from the first column of the lane's head.
         """
-        active = share.sum(1, keepdim=True) > 0
-        step_size, root = torch.empty_like(self.rate), torch.empty_like(self.rate)
-        self.kernel(bias_corrections_)(self.steps, active, self.rate, step_size, root)
-        pace = Pace(step_size, root, active)
-        leaves = {name: self.leaf(slot.theta) for name, slot in self.slots.items() if name not in self.moving}
-        losses = self.losses(leaves, x, y, share, heads, pace)
+        pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, share))
+        leaves = {name: self.leaf(slot.theta) for name, slot in self.slots.items()}
+        losses = self.losses(leaves, x, y, share, heads)
         if self.laid_out:
             for name, leaf in leaves.items():
                 leaf.register_hook(partial(self.move, name, pace))
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        gradients = torch.autograd.grad(losses, list(leaves.values()), torch.ones_like(losses))
         if not self.laid_out:
             self.lay_out_like(dict(zip(leaves, gradients, strict=True)))
             for name, gradient in zip(leaves, gradients, strict=True):
@@ -249,21 +241,14 @@ class Stack:
         """What gradients are taken by; one lane alone needs no leading axis."""
         return (theta[0] if len(self.learners) == 1 else theta).detach().requires_grad_()
 
-    def losses(
-        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice], pace: Pace
-    ) -> Tensor:
-        outputs = self.outputs(leaves, x, pace)
+    def losses(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice]) -> Tensor:
+        outputs = self.outputs(leaves, x)
         if any(head != slice(0, outputs.shape[2]) for head in heads):
             outputs = torch.stack([lane[:, head] for lane, head in zip(outputs, heads, strict=True)])
         losses: Tensor = self.kernel(shared_cross_entropy)(outputs, y, share)
         return losses
 
-    def outputs(self, leaves: dict[str, Tensor], x: Tensor, pace: Pace) -> Tensor:
-        if self.moving:
-            assert isinstance(self.network, nn.Sequential)
-            moves = {name: partial(self.move_fused, name, pace) for name in self.moving}
-            weights = leaves | {name: self.slots[name].theta for name in self.moving}
-            return fused.outputs(self.network, weights, x, moves)
+    def outputs(self, leaves: dict[str, Tensor], x: Tensor) -> Tensor:
         bf16 = self.learners[0].config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             if len(self.learners) == 1:
@@ -282,14 +267,11 @@ class Stack:
         if gradient.dim() < slot.theta.dim():
             gradient = gradient[None]
         with self.aside(gradient):
-            rows = [in_rows(tensor) for tensor in slot]
-            self.kernel(spring_and_adam_)(*rows, in_rows(gradient, slot.theta), *pace)
-
-    @torch.no_grad()
-    def move_fused(self, name: str, pace: Pace, x: Tensor, dy: Tensor) -> None:
-        exact = self.learners[0].config.precision == "float32"
-        with self.aside(x, dy):
-            fused.move_weights_(x, dy, *self.slots[name], *pace, betas=(BETA1, BETA2), epsilon=EPSILON, exact=exact)
+            rows = [*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta)]
+            if can_be_handwritten(rows):
+                spring_and_adam_by_hand_(*rows, *pace)
+            else:
+                self.kernel(spring_and_adam_)(*rows, *pace)
 
     @contextmanager
     def aside(self, *needed: Tensor) -> Iterator[None]:
@@ -321,12 +303,13 @@ class Stack:
         self.adopt()
 
 
-def bias_corrections_(steps: Tensor, active: Tensor, rate: Tensor, step_size: Tensor, root: Tensor) -> None:
-    """Adam's step size lr / (1 − β₁ᵗ) and √(1 − β₂ᵗ) for each lane, one step further."""
+def pace_of_step_(steps: Tensor, rate: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One step further: Adam's step size lr / (1 − β₁ᵗ) and √(1 − β₂ᵗ) of each lane, and whether it makes this step."""
+    active = share.sum(1, keepdim=True) > 0
     steps += active
     t = steps.double()  # in float32, 1 − 0.999 would have four digits left
-    step_size.copy_(rate / (1 - BETA1**t))
-    root.copy_((1 - BETA2**t).sqrt())
+    step_size, root = rate / (1 - BETA1**t), (1 - BETA2**t).sqrt()
+    return step_size.to(rate.dtype), root.to(rate.dtype), active
 
 
 def spring_and_adam_(
@@ -350,6 +333,19 @@ def spring_and_adam_(
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))
+
+
+def can_be_handwritten(rows: Sequence[Tensor]) -> bool:
+    return kernels.has_triton() and all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in rows)
+
+
+def spring_and_adam_by_hand_(theta: Tensor, *others: Tensor) -> None:
+    """:func:`spring_and_adam_`, to the rounding of float32."""
+    from alasso.bench.lanes_kernel import spring_and_adam
+
+    lanes, count = theta.shape
+    block = 1024
+    spring_and_adam[(-(-count // block), lanes)](theta, *others, count, BETA1, BETA2, EPSILON, BLOCK=block, num_warps=4)
 
 
 def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from alasso.bench.streams import Examples, Stream, Task
 from alasso.methods.imm import DropTransfer
 from alasso.shell import Regularizer
 
-EVALUATION_BATCH = 2000
+EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
 
 
 class StepPlan(NamedTuple):
@@ -128,7 +128,8 @@ class Learner:
         """Share of the task's test examples answered rightly, among the task's own classes."""
         self.model.eval()
         right = torch.zeros((), dtype=torch.long, device=self.device)
-        for index in torch.arange(len(task.test), device=task.test.images.device).split(EVALUATION_BATCH):
+        size = max(500, EVALUATED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel()))
+        for index in torch.arange(len(task.test), device=task.test.images.device).split(size):
             x, y = self.batch(task.test, index)
             right += (self.answers(x, task) == y).sum()
         self.model.train()
