@@ -76,7 +76,7 @@ def timed(part: Part, device: str, out: Path) -> Iterator[None]:
         yield
     finally:
         done = [config for config in part.configs if result_path(config, out).exists()]
-        if done:
+        if out.is_dir():  # a part that was stopped before any of its runs ended took time, too
             timing.note_part(out, part.title, device, done, time.monotonic() - began)
 
 

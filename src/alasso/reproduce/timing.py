@@ -116,15 +116,14 @@ def steps_of(config: RunConfig) -> int:
 
 def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Callable[..., float]) -> Estimate:
     """``measure(config)``: seconds of a step, found out when nothing better is known."""
-    rows = [row for row in read_parts(out) if row.device == device and row.steps and row.seconds]
+    rows = [row for row in read_parts(out) if row.device == device]
     mine = [result for result in known if device_of(result) == device and result.config.benchmark in EXAMPLES]
     parts: dict[str, float] = {}
     sources = {EARLIER: 0, RESULTS: 0, MEASURED: 0}
     for part in (part for part in plan.parts if part.benchmark in EXAMPLES):
         before = [row for row in rows if row.part == part.title]
-        if before:
-            rate = sum(row.seconds for row in before) / sum(row.steps for row in before)
-            parts[part.title] = rate * steps_in(part)
+        if steps := sum(row.steps for row in before):
+            parts[part.title] = sum(row.seconds for row in before) / steps * steps_in(part)
             sources[EARLIER] += len(part.configs)
             continue
         parts[part.title] = 0.0
