@@ -197,6 +197,16 @@ def test_a_figure_drawn_again_is_the_same_file(tmp_path):
     assert first == second
 
 
+def test_the_symmetric_surrogate_stands_for_a_equal_to_one():
+    from alasso.report.figure_tables import sensitivity_rows
+
+    accurate = made_up(a=1.0, epsilon=0.0)
+    (row,) = sensitivity_rows([made_up(), accurate, made_up(epsilon=0.0, fading=0.15)]).values()
+    assert {a: group.config for a, group in row.items()} == {1.0: accurate.config, 1.8: made_up().config}
+    (row,) = sensitivity_rows([made_up(), accurate, made_up(a=1.0, fading=0.15)]).values()
+    assert row[1.0].config == made_up(a=1.0).config  # differs in a alone
+
+
 def test_the_main_figure_shows_the_mean_over_seeds():
     from alasso.report.figures import mean_accuracy
 
