@@ -140,6 +140,16 @@ def test_labels_say_what_sets_a_group_apart():
     ]
 
 
+def test_a_method_is_shown_as_the_benchmark_has_it_even_where_another_run_is_better():
+    (section,) = sections([made_up(), made_up(precision="float32", fading=0.0), made_up(epochs=3, fading=0.0)])
+    assert section.standard["alasso"].config == made_up().config
+    assert {section.label(group) for group in section.groups} == {
+        "ALASSO",
+        "ALASSO precision=float32",
+        "ALASSO epochs=3",
+    }
+
+
 def test_seeds_go_together_and_the_newest_of_repeated_runs_counts():
     old = made_up(seed=1, environment={"finished": "2024"})
     (group,) = groups.groups([made_up(seed=1, fading=0.1), old, made_up(seed=0)])
@@ -185,6 +195,16 @@ def test_a_figure_drawn_again_is_the_same_file(tmp_path):
     first = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "1", "x")]
     second = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "2", "x")]
     assert first == second
+
+
+def test_the_symmetric_surrogate_stands_for_a_equal_to_one():
+    from alasso.report.figure_tables import sensitivity_rows
+
+    accurate = made_up(a=1.0, epsilon=0.0)
+    (row,) = sensitivity_rows([made_up(), accurate, made_up(epsilon=0.0, fading=0.15)]).values()
+    assert {a: group.config for a, group in row.items()} == {1.0: accurate.config, 1.8: made_up().config}
+    (row,) = sensitivity_rows([made_up(), accurate, made_up(a=1.0, fading=0.15)]).values()
+    assert row[1.0].config == made_up(a=1.0).config  # differs in a alone
 
 
 def test_the_main_figure_shows_the_mean_over_seeds():

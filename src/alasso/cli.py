@@ -15,6 +15,7 @@ from rich.console import Console
 import alasso
 from alasso.errors import AlassoError
 from alasso.report import commands as reporting
+from alasso.reproduce import commands as reproducing
 
 app = typer.Typer(
     help="Continual learning by asymmetric loss approximation: run, compare, reproduce.",
@@ -28,10 +29,11 @@ app.add_typer(data_app, name="data")
 app.command()(reporting.report)
 app.command()(reporting.compare)
 app.command()(reporting.probe)
+app.command()(reproducing.reproduce)
 
 STOPPED = 130  # as shells report a program ended by Ctrl-C
 #: Options that take several values after one flag: --seed 0 1 2
-SEVERAL = ("--method", "--seed", "--set", "--log")
+SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
 
 OutFolder = Annotated[Path, typer.Option("--out", help="Folder for result files and checkpoints.")]
 DataDir = Annotated[
@@ -152,10 +154,12 @@ def search(
 
 @app.command("list")
 def list_() -> None:
-    """Benchmarks, methods and their settings."""
+    """Benchmarks, methods and their settings, and the paper's experiments."""
     from rich.table import Table
 
     from alasso.bench.catalog import BENCHMARKS, METHODS
+    from alasso.reproduce.experiments import read_experiments
+    from alasso.reproduce.show import experiments_table
 
     benchmarks = Table(title="Benchmarks", title_justify="left")
     for column in ("name", "what it is", "tasks", "epochs", "batch", "network"):
@@ -170,7 +174,7 @@ def list_() -> None:
     for name, method in METHODS.items():
         methods.add_row(name, method.title, "  ".join(f"{k}={v}" for k, v in method.settings.items()) or "–")
     console = Console()
-    console.print(benchmarks, methods)
+    console.print(benchmarks, methods, experiments_table(read_experiments()))
 
 
 @data_app.command()

@@ -139,18 +139,24 @@ WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
 
 
-def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of a run, named as in :class:`RunConfig`, and settings from a table ``[settings]`` of a TOML file."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds, or one sentence why it cannot be read."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AlassoError(f"{path} is not valid TOML: {error}") from error
+    return content
+
+
+def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of a run, named as in :class:`RunConfig`, and settings from a table ``[settings]`` of a TOML file."""
+    raw = read_toml(path)
     settings = raw.pop("settings", {})
     if not isinstance(settings, dict):
         raise AlassoError(f"{path}: settings must be a table")

@@ -62,9 +62,9 @@ def file_name(section: Section) -> str:
     return f"{section.benchmark}-{section.tasks}" + (f"-{section.groups[0].config.hash[:6]}" if section.path else "")
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Without dates inside: a figure drawn again from the same results is the same file."""
-    paths = [folder / f"{name}.{format_}" for format_ in FORMATS]
+    paths = [folder / f"{name}.{format_}" for format_ in formats]
     with disk_errors_as_advice(folder), style():
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:

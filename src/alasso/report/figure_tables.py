@@ -10,7 +10,7 @@ import numpy as np
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.report.drawing import new_figure, safe, style, titled
-from alasso.report.groups import Group, Section, sections
+from alasso.report.groups import Group, Section, is_accurate_only, sections
 from alasso.report.names import number
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def sensitivity_rows(results: Sequence[Result]) -> dict[tuple[str, int], dict[fl
         if standard is None:
             continue
         alike = [group for group in section.groups if differ_in_a_alone(group.config, standard.config)]
+        alike.sort(key=lambda group: not is_accurate_only(group.config))  # of two with a = 1 the one with ε counts
         by_a = {float(group.config.settings["a"]): group for group in alike}
         if len(by_a) > 1:
             rows[(section.benchmark, section.tasks)] = dict(sorted(by_a.items()))
@@ -34,11 +35,12 @@ def sensitivity_rows(results: Sequence[Result]) -> dict[tuple[str, int], dict[fl
 
 
 def differ_in_a_alone(config: RunConfig, other: RunConfig) -> bool:
-    """Whether two runs of ALASSO are the same but for a, if that."""
+    """Whether two runs of ALASSO are the same but for a, if that; with a = 1 the symmetric one, without ε, will do."""
+    ignored = {"a", "epsilon"} if is_accurate_only(config) else {"a"}
 
     def without_a(given: RunConfig) -> dict[str, object]:
         raw = given.to_json()
-        settings = {key: value for key, value in raw["settings"].items() if key != "a"}
+        settings = {key: value for key, value in raw["settings"].items() if key not in ignored}
         return {**raw, "settings": settings, "seed": None}
 
     return without_a(config) == without_a(other)

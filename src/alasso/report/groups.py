@@ -92,6 +92,18 @@ def has_default_settings(config: RunConfig) -> bool:
     return dict(config.settings) == default
 
 
+def fields_off_preset(config: RunConfig) -> int:
+    """How many fields of a run (epochs, precision, …) are not as the benchmark has them; tasks and seed aside."""
+    if config.benchmark not in BENCHMARKS or config.method not in METHODS:
+        return 0
+    try:
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).to_json()
+    except AlassoError:  # the method goes with another network alone
+        return 0
+    ignored = ("tasks", "seed", "settings", "path")
+    return sum(value != usual[name] for name, value in config.to_json().items() if name not in ignored)
+
+
 # -- groups -------------------------------------------------------------------------------------------------------
 
 
@@ -298,10 +310,11 @@ def _by_settings(group: Group) -> tuple[Any, ...]:
 
 
 def _standing(group: Group) -> tuple[Any, ...]:
-    """Smaller stands higher: the method itself, its default settings, more seeds, more accuracy."""
+    """Smaller stands higher: the method itself, its default settings, the usual fields, more seeds, more accuracy."""
     return (
         group.variant is not None,
         not has_default_settings(group.config),
+        fields_off_preset(group.config),
         -len(group.results),
         -(group.mean("A") or 0.0),
         group.config.hash,

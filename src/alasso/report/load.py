@@ -11,8 +11,8 @@ from alasso.bench import results
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
-#: Files that runs leave beside their results; a shell's ``*`` names them too.
-BESIDE_RESULTS = (".csv", ".checkpoint")
+#: Files that runs and probes leave beside their results; a shell's ``*`` names them too.
+BESIDE_RESULTS = (".csv", ".checkpoint", "probe.json")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ def json_files(paths: Iterable[Path]) -> list[Path]:
         if not path.exists():
             raise AlassoError(f"there is no file or folder {path}")
         if path.is_dir():
-            files.update(dict.fromkeys(file for file in sorted(path.rglob("*.json")) if file.is_file()))
-        elif path.suffix not in BESIDE_RESULTS:
+            below = (file for file in sorted(path.rglob("*.json")) if file.is_file())
+            files.update(dict.fromkeys(file for file in below if not file.name.endswith(BESIDE_RESULTS)))
+        elif not path.name.endswith(BESIDE_RESULTS):
             files[path] = None
     return list(files)
 

@@ -1,0 +1,121 @@
+"""Carrying a plan out: part by part, probes last. What is finished stays finished wherever it is stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from alasso.bench import data, runs
+from alasso.bench.atomic import write_whole
+from alasso.bench.catalog import BENCHMARKS
+from alasso.errors import AlassoError
+from alasso.reproduce import timing
+from alasso.reproduce.experiments import Experiment
+from alasso.reproduce.plan import Part, Plan, Probe, result_path
+
+
+def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -> runs.Options:
+    """Runs begun before are gone on with; as many like runs are stacked as the device takes."""
+    return runs.Options(out=out, data_dir=data_dir, device=device, resume=True, quiet=quiet, lanes=None)
+
+
+def carry_out(
+    plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
+) -> None:
+    with terminated_like_ctrl_c():
+        _carry_out(plan, estimate, options, console, say)
+
+
+def _carry_out(
+    plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
+) -> None:
+    for part in plan.parts:
+        about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
+        say(f"{part.title}: {counted(len(part.configs))}{about}")
+        with timed(part, estimate.device, options.out):
+            runs.carry_out(part.configs, options, console)
+    for probe in plan.probes:
+        measure(probe, options, say)
+
+
+def counted(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+@contextmanager
+def terminated_like_ctrl_c() -> Iterator[None]:
+    """A polite kill, as from ``timeout`` or a job queue, saves the run and notes the time like Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def timed(part: Part, device: str, out: Path) -> Iterator[None]:
+    """Note how long a part took, also when it was stopped on the way."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        done = [config for config in part.configs if result_path(config, out).exists()]
+        if out.is_dir():  # a part that was stopped before any of its runs ended took time, too
+            timing.note_part(out, part.title, device, done, time.monotonic() - began)
+
+
+def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:
+    """Learn the first task of a run again and move its weights; the numbers go beside the results."""
+    from alasso.report.probe import Plan as ProbePlan
+    from alasso.report.probe import probe_first_task
+
+    plan = ProbePlan(**probe.plan)  # type: ignore[arg-type]
+    measured = probe_first_task(probe.config, plan, data_dir=options.data_dir, device=options.device, say=say)
+    path = probe.path(options.out)
+    write_whole(path, (json.dumps(dataclasses.asdict(measured), ensure_ascii=False) + "\n").encode())
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def absent_data(plan: Plan, data_dir: Path | None) -> list[str]:
+    """Names of the data sets that the plan needs and that are not whole on this machine."""
+    benchmarks = dict.fromkeys(
+        [*(part.benchmark for part in plan.parts), *(probe.config.benchmark for probe in plan.probes)]
+    )
+    names = dict.fromkeys(name for benchmark in benchmarks for name in BENCHMARKS[benchmark].data)
+    return [name for name in names if not _is_there(name, data_dir)]
+
+
+def _is_there(name: str, data_dir: Path | None) -> bool:
+    try:
+        return all(report.status == "ok" for report in data.check(name, data_dir))
+    except AlassoError:
+        return False
+
+
+def data_advice(absent: Sequence[str], experiments: Iterable[Experiment]) -> str:
+    """One line: what is missing, how to get it, how to do without."""
+    experiments = list(experiments)
+    waiting = [one.id for one in experiments if set(one.data()) & set(absent)]
+    without = f"; or go on without: --skip {' '.join(waiting)}" if len(waiting) < len(experiments) else ""
+    return (
+        f"data not found: {', '.join(absent)}; name their folder with --data-dir, "
+        f"or run `alasso data fetch {' '.join(absent)}`{without}"
+    )

@@ -1,0 +1,163 @@
+"""The paper's claims as data, and the verdict on each.
+
+A claim *holds* where the mean over seeds meets its bar, and *does not hold* where it misses it. Where the mean lies
+nearer to the bar than one standard error of the mean, on either side, the seeds do not decide: *within noise*. With one
+seed there is no standard error, and the verdict says how many seeds it rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alasso.bench.config import nearest, read_toml
+from alasso.errors import AlassoError
+from alasso.report.names import number
+from alasso.reproduce.computations import COMPUTATIONS, Finding, arguments_of, references_in
+from alasso.reproduce.evidence import Evidence, NotRun
+from alasso.reproduce.experiments import Experiment, config_of
+
+HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_RUN = "holds", "within noise", "does not hold", "not run"
+VERDICTS = (HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, by which bar it is judged, why that bar, and how the number is computed."""
+
+    id: str
+    topic: str  # heading under which it is shown
+    where: str
+    says: str
+    why: str  # why this bar
+    how: str  # name of the computation
+    arguments: Mapping[str, Any]
+    paper: float | str | None = None  # its number, or its words where it gives none
+    at_least: float | None = None
+    at_most: float | None = None
+    note: str = ""  # what was tried, or what to know, where it does not hold
+    quick: bool = False  # whether the quick version can say something about it
+
+    @property
+    def references(self) -> list[str]:
+        return list(dict.fromkeys(references_in(self.arguments)))
+
+    def bar(self) -> str:
+        """
+        >>> Claim("", "", "", "", "", "mean", {}, at_least=0.938, at_most=0.95).bar()
+        '0.938 to 0.950'
+        """
+        ends = [end for end in (self.at_least, self.at_most) if end is not None]
+        digits = max(len(f"{end:g}".partition(".")[2]) for end in ends)
+        low, high = (None if end is None else number(end, digits) for end in (self.at_least, self.at_most))
+        if low and high:
+            return f"{low} to {high}"
+        return f"≤ {high}" if high else "above 0" if self.strict else f"≥ {low}"
+
+    @property
+    def strict(self) -> bool:
+        """An order: zero itself does not meet it."""
+        return self.at_least == 0 and self.at_most is None
+
+    def margin(self, value: float) -> float:
+        """How far inside the bar; negative outside."""
+        room = [value - self.at_least] if self.at_least is not None else []
+        room += [self.at_most - value] if self.at_most is not None else []
+        return min(room)
+
+
+@dataclass(frozen=True)
+class Untested:
+    """A statement of the paper that no number here stands for, and why."""
+
+    where: str
+    says: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Claims:
+    tested: list[Claim] = field(default_factory=list)
+    untested: list[Untested] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Judged:
+    claim: Claim
+    verdict: str
+    finding: Finding | None = None
+    missing: list[str] = field(default_factory=list)
+    edition: str = ""  # of the data, where it is not the published one
+
+
+def judge(claim: Claim, evidence: Evidence) -> Judged:
+    try:
+        finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
+    except NotRun as not_run:
+        return Judged(claim, NOT_RUN, None, not_run.missing)
+    margin = claim.margin(finding.value)
+    met = margin > 0 or (margin == 0 and not claim.strict)  # nan meets no bar
+    verdict = HOLDS if met else DOES_NOT_HOLD
+    if finding.error is not None and abs(margin) < finding.error:
+        verdict = WITHIN_NOISE
+    return Judged(claim, verdict, finding, edition=evidence.edition(claim.references))
+
+
+def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[Judged]:
+    return [judge(claim, evidence) for claim in claims]
+
+
+def about(claims: Iterable[Claim], experiments: Iterable[Experiment]) -> list[Claim]:
+    """Claims that rest on one of the experiments."""
+    names = {experiment.id for experiment in experiments}
+    return [claim for claim in claims if names & {ref.partition("/")[0] for ref in claim.references}]
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+OWN_FIELDS = ("id", "topic", "where", "says", "why", "how", "paper", "at_least", "at_most", "note", "quick")
+
+
+def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> Claims:
+    """``claims.toml`` of a study; every name in it is checked, so that no claim fails only after hours of running."""
+    path = folder / "claims.toml"
+    if not path.exists():
+        return Claims()
+    raw = read_toml(path)
+    try:
+        claims = [_claim(one, experiments) for one in raw.get("claim", [])]
+        untested = [Untested(**one) for one in raw.get("untested", [])]
+    except AlassoError as error:
+        raise AlassoError(f"{path}: {error}") from error
+    except TypeError as error:
+        raise AlassoError(f"{path}: an untested statement has where, says and why") from error
+    names = [claim.id for claim in claims]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise AlassoError(f"{path}: two claims are called {twice[0]!r}")
+    return Claims(claims, untested)
+
+
+def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Claim:
+    name = raw.get("id", "a claim without id")
+    if lacking := [key for key in ("id", "topic", "where", "says", "why", "how") if key not in raw]:
+        raise AlassoError(f"{name}: {lacking[0]} is missing")
+    how = raw["how"]
+    if how not in COMPUTATIONS:
+        raise AlassoError(f"{name}: there is no computation {how!r}{nearest(how, COMPUTATIONS)}")
+    if "at_least" not in raw and "at_most" not in raw:
+        raise AlassoError(f"{name}: a bar is missing: at_least, at_most or both")
+    arguments = {key: value for key, value in raw.items() if key not in OWN_FIELDS}
+    allowed = arguments_of(how)
+    if unknown := sorted(set(arguments) - set(allowed)):
+        raise AlassoError(f"{name}: {how} takes no {unknown[0]!r}{nearest(unknown[0], allowed)}")
+    if lacking := [key for key, needed in allowed.items() if needed and key not in arguments]:
+        raise AlassoError(f"{name}: {how} needs {lacking[0]!r}")
+    for reference in references_in(arguments):
+        config_of(experiments, reference)
+    return Claim(**{key: raw[key] for key in OWN_FIELDS if key in raw}, arguments=arguments)
+
+
+def tally(judged: Sequence[Judged]) -> dict[str, int]:
+    return {verdict: sum(one.verdict == verdict for one in judged) for verdict in VERDICTS}

@@ -1,0 +1,140 @@
+"""``alasso reproduce``, as the command line registers it. Heavy imports wait for their turn."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from alasso.errors import AlassoError
+
+if TYPE_CHECKING:
+    from alasso.reproduce.claims import Judged
+    from alasso.reproduce.study import Study
+
+STOPPED = 130  # as shells report a program ended by Ctrl-C
+NO_DRAWING = "without figures and page: {}"
+
+
+def reproduce(
+    only: Annotated[list[str] | None, typer.Option(help="Experiments by id, one or several; see: alasso list")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="All but these experiments.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of results. Default: results; with --quick, runs/quick.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="In small, on permuted digits: minutes on a CPU, indicative only.")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be run and how long it takes; run nothing.")
+    ] = False,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Run nothing: verdicts and documents from the results there are.")
+    ] = False,
+    document: Annotated[
+        Path | None, typer.Option(help="The document. Default: docs/reproduction.md; with --quick, beside the results.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The page. Default: runs/report.html; with --quick, beside the results.")
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="Experiments and claims of your own: a folder laid out as the paper's is.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
+) -> None:
+    """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
+    from alasso.reproduce.study import Places, Study
+
+    places = Places.chosen(quick, out, document, report, of_paper=study is None)
+    work = Study.read(study, only or [], skip or [], seeds, quick, places)
+    if plan:
+        return show_plan(work, device, data_dir)
+    if not judge:
+        run_missing(work, device, data_dir, quiet=quiet)
+    return conclude(work, quiet=quiet)
+
+
+def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
+    from alasso.reproduce import carrying, show
+
+    planned = work.plan()
+    if planned.empty:
+        return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
+    estimate = work.estimate(planned, device, say)
+    Console().print(show.plan_table(planned, estimate, work.chosen))
+    todo = carrying.counted(planned.runs)
+    say(f"{todo} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}.")
+    if absent := carrying.absent_data(planned, data_dir):
+        advice = carrying.data_advice(absent, work.chosen)
+        say(f"{advice[0].upper()}{advice[1:]}.")
+    return None
+
+
+def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:
+    from alasso.bench.runs import Stopped
+    from alasso.reproduce import carrying
+
+    planned = work.plan()
+    if planned.empty:
+        return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
+    if absent := carrying.absent_data(planned, data_dir):
+        raise AlassoError(carrying.data_advice(absent, work.chosen))
+    work.places.refuse_mixture(work)
+    hush = (lambda line: None) if quiet else say
+    estimate = work.estimate(planned, device, hush)
+    hush(f"{carrying.counted(planned.runs)} to do, {planned.present} already there; {estimate.sentence()}.")
+    options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
+    try:
+        return carrying.carry_out(planned, estimate, options, Console(), hush)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        where = f"; saved up to {stopped}" if str(stopped) else ""
+        say(f"\nStopped{where}. Go on with:\n  {shlex.join(['alasso', *sys.argv[1:]])}")
+        raise typer.Exit(STOPPED) from None
+
+
+def conclude(work: Study, *, quiet: bool) -> None:
+    """The verdict table, the document, the page."""
+    from alasso.reproduce import show
+
+    judged = work.judged()
+    about = [one for one in judged if one.claim in work.claims_about_chosen()]
+    console = Console()
+    console.print(show.verdict_table(about, quick=work.quick, width=console.width))
+    if not work.quick:
+        say(show.tally_sentence(about))
+    if not quiet:
+        for line in show.missing_lines(about):
+            say(line)
+    write(work, judged)
+
+
+def write(work: Study, judged: Sequence[Judged]) -> None:
+    from alasso.bench.atomic import write_whole
+
+    drawing = True
+    try:
+        page = work.page()
+    except AlassoError as error:  # the report extra is not installed
+        drawing, page = False, None
+        say(NO_DRAWING.format(error))
+    write_whole(work.places.document, work.document(judged, drawing=drawing).encode())
+    say(f"{work.places.document}: {len(judged)} claims")
+    if page is not None:
+        write_whole(work.places.report, page.encode())
+        say(f"{work.places.report}: every run")
+
+
+def say(line: str) -> None:
+    Console().print(line, highlight=False, soft_wrap=True, markup=False)

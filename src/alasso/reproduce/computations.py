@@ -1,0 +1,239 @@
+"""How a claim's number is computed from results: a few named functions, and nothing that runs text as code.
+
+Each takes the evidence and the arguments that the claim's file gives, and returns a :class:`Finding`. Where several
+runs are compared, they are compared seed by seed, over the seeds that all of them have; which run is the best or the
+worst of several is decided by the means, so that no seed picks its own winner.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alasso.bench import metrics
+from alasso.report.groups import Array
+from alasso.reproduce.evidence import Evidence, Values
+
+if TYPE_CHECKING:
+    from alasso.report.probe import Measured
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Mean over seeds, standard deviation over seeds (None: one seed), how many seeds, and what to know about it."""
+
+    value: float
+    deviation: float | None = None
+    seeds: int = 1
+    note: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean."""
+        return None if self.deviation is None else self.deviation / math.sqrt(self.seeds)
+
+
+def over_seeds(values: Values, note: str = "") -> Finding:
+    numbers = list(values.values())
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Finding(statistics.fmean(numbers), deviation, len(numbers), note)
+
+
+def minus(one: Values, other: Values) -> Values:
+    return {seed: one[seed] - other[seed] for seed in one}
+
+
+def average(values: Values) -> float:
+    return statistics.fmean(values.values())
+
+
+def run_name(reference: str) -> str:
+    return reference.partition("/")[2]
+
+
+# -- computations -------------------------------------------------------------------------------------------------
+
+
+def mean(evidence: Evidence, *, of: str, measure: str = "A") -> Finding:
+    """A measure of one run."""
+    return over_seeds(evidence.values([of], measure)[of])
+
+
+def difference(evidence: Evidence, *, of: str, less: str, measure: str = "A") -> Finding:
+    """A measure of one run less that of another."""
+    values = evidence.values([of, less], measure)
+    return over_seeds(minus(values[of], values[less]))
+
+
+def gap_to_best_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str = "A") -> Finding:
+    """How far a run lies above the best of others."""
+    values = evidence.values([of, *others], measure)
+    best = max(others, key=lambda ref: average(values[ref]))
+    return over_seeds(minus(values[of], values[best]), f"best other: {run_name(best)}")
+
+
+def gap_to_least_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str) -> Finding:
+    """How far a run lies below the least of others, for measures of which less is better."""
+    values = evidence.values([of, *others], measure)
+    least = min(others, key=lambda ref: average(values[ref]))
+    return over_seeds(minus(values[least], values[of]), f"least other: {run_name(least)}")
+
+
+def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str = "A") -> Finding:
+    """The smallest step from any run of one level to any run of the next: above zero where the levels rise."""
+    values = evidence.values([ref for level in rising for ref in level], measure)
+    steps = [(low, high) for n, level in enumerate(rising[1:]) for low in rising[n] for high in level]
+    low, high = min(steps, key=lambda pair: average(values[pair[1]]) - average(values[pair[0]]))
+    return over_seeds(minus(values[high], values[low]), f"smallest step: {run_name(low)} → {run_name(high)}")
+
+
+def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Finding:
+    """The best of several runs."""
+    values = evidence.values(among, measure)
+    top = max(among, key=lambda ref: average(values[ref]))
+    return over_seeds(values[top], f"best: {run_name(top)}")
+
+
+def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Finding:
+    """The best less the worst of several runs."""
+    values = evidence.values(over, measure)
+    low, high = (pick(over, key=lambda ref: average(values[ref])) for pick in (min, max))
+    return over_seeds(minus(values[high], values[low]), f"from {run_name(low)} to {run_name(high)}")
+
+
+def gain_of_best(evidence: Evidence, *, among: Sequence[str], less: str, measure: str = "A") -> Finding:
+    """The best of several runs less another one."""
+    values = evidence.values([*among, less], measure)
+    top = max(among, key=lambda ref: average(values[ref]))
+    return over_seeds(minus(values[top], values[less]), f"best: {run_name(top)}")
+
+
+def largest_deviation(evidence: Evidence, *, table: Mapping[str, float], measure: str = "A") -> Finding:
+    """How far the run that lies farthest from the paper's table lies from it."""
+    values = evidence.values(list(table), measure)
+    worst = max(table, key=lambda ref: abs(average(values[ref]) - table[ref]))
+    found = over_seeds(values[worst])
+    shown = ", ".join(f"{run_name(ref)}: {average(values[ref]):.3f}" for ref in table)
+    return Finding(abs(found.value - table[worst]), found.deviation, found.seeds, shown)
+
+
+def smaller_loss(
+    evidence: Evidence, *, of: Sequence[str], others: Sequence[Sequence[str]], measure: str = "A"
+) -> Finding:
+    """By how much less a run loses from one setting to another (two names each) than whichever other loses least."""
+    values = evidence.values([*of, *(ref for pair in others for ref in pair)], measure)
+    losses = [minus(values[before], values[after]) for before, after in others]
+    least = min(range(len(others)), key=lambda n: average(losses[n]))
+    own = minus(values[of[0]], values[of[1]])
+    note = f"loses {average(own):.3f}; {run_name(others[least][0])} loses {average(losses[least]):.3f}"
+    return over_seeds(minus(losses[least], own), note)
+
+
+def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure: str = "A") -> Finding:
+    """Which share of the way from one run to another a third one has gone."""
+    values = evidence.values([of, floor, ceiling], measure)
+    shares = {
+        seed: (values[of][seed] - values[floor][seed]) / (values[ceiling][seed] - values[floor][seed])
+        for seed in values[of]
+        if values[ceiling][seed] != values[floor][seed]
+    }
+    return over_seeds(shares) if shares else Finding(math.nan, None, 0, "floor and ceiling are equal")
+
+
+def growth_of_gap(evidence: Evidence, *, of: str, less: str) -> Finding:
+    """The gap in mean accuracy after all tasks less the gap half way."""
+    evidence.values([of, less])  # says what is missing
+    found = evidence.groups([of, less])
+    gaps: dict[str, Values] = {}
+    for reference, group in found.items():
+        curves = {r.config.seed: metrics.accuracy_curve(r.accuracy) for r in group.results}
+        gaps[reference] = {seed: curve[-1] - curve[len(curve) // 2 - 1] for seed, curve in curves.items()}
+    shared = sorted(set(gaps[of]) & set(gaps[less]))
+    return over_seeds({seed: gaps[of][seed] - gaps[less][seed] for seed in shared})
+
+
+def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, within: float = 0.01) -> Finding:
+    """At which share of every so-many-th tasks the final accuracy, mean over seeds, comes near another run's."""
+    found = evidence.groups([of, bound])
+    final = {ref: group.matrices[:, -1, :].mean(axis=0) for ref, group in found.items()}
+    shown = np.arange(every - 1, len(final[of]), every)
+    near = final[of][shown] >= final[bound][shown] - within
+    note = f"{int(near.sum())} of {len(shown)} tasks"
+    return Finding(float(near.mean()), None, min(len(group.results) for group in found.values()), note)
+
+
+def probe_evenness(evidence: Evidence, *, of: str) -> Finding:
+    """Median over weights of the loss's change on the shallow side over its rise on the steep side; 1: symmetric."""
+    evenness = evidence.probe(of).shallow_over_steep()
+    return Finding(float(np.median(evenness)), None, 1, f"{len(evenness)} weights")
+
+
+def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") -> Finding:
+    """Of weights whose loss rises on the side training did not see, the share where the surrogate lies below the loss.
+
+    At the far end of the line, where the paper's figures show it.
+    """
+    measured = evidence.probe(of)
+    unseen, true = at_unseen_end(measured, measured.changes())
+    _, guessed = at_unseen_end(measured, np.array(measured.surrogates[surrogate]))
+    rises = unseen & (true > 0)
+    return share(guessed[rises] < true[rises])
+
+
+def probe_unseen_is_steeper(evidence: Evidence, *, of: str) -> Finding:
+    """Of weights that moved and matter, the share whose loss is higher at the unseen end than at the seen one.
+
+    A symmetric function that fits the seen side is too low on the unseen side of these, and of no others.
+    """
+    measured = evidence.probe(of)
+    moved, unseen_end = at_unseen_end(measured, measured.changes())
+    _, seen_end = at_unseen_end(measured, measured.changes()[:, ::-1])
+    matters = moved & (unseen_end != seen_end)
+    return share(unseen_end[matters] > seen_end[matters])
+
+
+def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool_], Array]:
+    """Which weights moved at all, and each line's value at the end that training did not come from."""
+    came_from = np.array(measured.came_from)
+    end = np.where(came_from > 0, 0, lines.shape[1] - 1)  # came from the right: the left side is unseen
+    return came_from != 0, lines[np.arange(len(lines)), end]
+
+
+def share(of_weights: npt.NDArray[np.bool_]) -> Finding:
+    value = float(of_weights.mean()) if len(of_weights) else math.nan
+    return Finding(value, None, 1, f"{len(of_weights)} weights")
+
+
+Computation = Callable[..., Finding]
+COMPUTATIONS: dict[str, Computation] = {
+    function.__name__: function
+    for function in (
+        mean, difference, gap_to_best_other, gap_to_least_other, order, best, spread, gain_of_best, largest_deviation,
+        smaller_loss, recovered, growth_of_gap, tasks_near, probe_evenness, probe_underestimated,
+        probe_unseen_is_steeper,
+    )
+}  # fmt: skip
+
+
+def arguments_of(computation: str) -> dict[str, bool]:
+    """Names of a computation's arguments, and whether each must be given."""
+    parameters = inspect.signature(COMPUTATIONS[computation]).parameters.values()
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def references_in(arguments: Any) -> list[str]:
+    """Every ``experiment/run`` among a claim's arguments, however deep."""
+    if isinstance(arguments, str):
+        return [arguments] if "/" in arguments else []
+    if isinstance(arguments, Mapping):
+        return [ref for item in (*arguments.keys(), *arguments.values()) for ref in references_in(item)]
+    if isinstance(arguments, Sequence):
+        return [ref for item in arguments for ref in references_in(item)]
+    return []

@@ -1,0 +1,288 @@
+"""``docs/reproduction.md`` from its template and the results: prose from a file, every number from a result.
+
+In a template ``{{name argument …}}`` is replaced by what the function of that name in :class:`Document` finds. A
+number whose results are not there is "not run".
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alasso.bench.config import nearest
+from alasso.bench.results import Result
+from alasso.bench.runs import spread
+from alasso.errors import AlassoError
+from alasso.report.groups import Group
+from alasso.reproduce import show, timing
+from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
+from alasso.reproduce.computations import Finding, difference, mean
+from alasso.reproduce.evidence import Evidence, NotRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DIRECTIVE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+MISSING = "not run"
+TABLE_MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"), ("first_task", "first task"))
+
+#: Used where a study has no template of its own.
+PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
+
+QUICK_TEMPLATE = (
+    "# In small: indicative only\n\n`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, "
+    "short training. It shows that everything runs; the paper's gaps need not show at this size. It gives no verdict "
+    "on the paper.\n\n"
+    "{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
+)
+
+RE_SPLIT = (
+    "**CIFAR-100 is the re-split edition**: the same 60,000 images, but divided anew into 500 for training and 100 for "
+    "testing a class. Its numbers are comparable with each other, and only roughly with published ones."
+)
+
+
+@dataclass
+class Document:
+    """All that a template can ask for. ``figures``: folder for drawings, None for no drawings."""
+
+    evidence: Evidence
+    judged: Sequence[Judged]
+    untested: Sequence[Untested] = ()
+    out: Path = Path("results")
+    figures: Path | None = None
+    quick: bool = False
+
+    def fill(self, template: str) -> str:
+        return DIRECTIVE.sub(lambda found: self.answer(found[1].split()), template)
+
+    def answer(self, words: Sequence[str]) -> str:
+        known: dict[str, Callable[..., str]] = {
+            "tally": self.tally,
+            "verdicts": self.verdicts,
+            "not-holding": self.not_holding,
+            "bars": self.bars,
+            "untested": self.untested_list,
+            "mean": self.mean,
+            "difference": self.difference,
+            "table": self.table,
+            "figure": self.figure,
+            "experiments": self.experiments,
+            "times": self.times,
+            "edition": self.edition,
+            "editions": self.editions,
+            "machines": self.machines,
+        }
+        name, *arguments = words or [""]
+        if name not in known:
+            raise AlassoError(f"the template asks for {name!r}{nearest(name, known)}")
+        try:
+            inspect.signature(known[name]).bind(*arguments)
+        except TypeError as error:
+            raise AlassoError(f"the template's {' '.join(words)!r} has too few or too many words") from error
+        return known[name](*arguments)
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    def tally(self) -> str:
+        return show.tally_sentence(self.judged)
+
+    def verdicts(self) -> str:
+        rows = [["claim", "in the paper", "paper", "ours", "bar", "verdict"]]
+        for topic, claims in show.by_topic(self.judged).items():
+            rows.append([f"**{show.in_small(topic) if self.quick else topic}**", "", "", "", "", ""])
+            for one in claims:
+                verdict = show.QUICK_WORDS[one.verdict] if self.quick else one.verdict
+                verdict = f"**{verdict}**" if one.verdict == DOES_NOT_HOLD else verdict
+                ours = show.shown(one.finding) if one.finding else "–"
+                claim = one.claim
+                rows.append([claim.says, claim.where, show.shown_paper(claim), ours, claim.bar(), verdict])
+        return markdown_table(rows, right=(2, 3, 4))
+
+    def not_holding(self) -> str:
+        """Every claim that does not hold or is within noise: by how much, and what was tried."""
+        lines = []
+        for one in self.judged:
+            if one.verdict not in (DOES_NOT_HOLD, WITHIN_NOISE) or one.finding is None:
+                continue
+            margin = one.claim.margin(one.finding.value)
+            by = f"{abs(margin):.3f} {'inside' if margin >= 0 else 'outside'} the bar ({one.claim.bar()})"
+            note = f" ({one.finding.note})" if one.finding.note else ""
+            tried = f" {one.claim.note}" if one.claim.note else ""
+            edition = f" ({one.edition})" if one.edition else ""
+            lines.append(
+                f"- {one.claim.topic}{edition}: **{one.claim.says}** ({one.claim.where}) {one.verdict}: "
+                f"{show.shown(one.finding)}{note}, {by}; the paper: {show.shown_paper(one.claim)}.{tried}"
+            )
+        waiting = show.missing_lines([one for one in self.judged if one.verdict == NOT_RUN], most=99)
+        if waiting:
+            lines += ["", "Claims that wait for results:", "", *(f"- {line}" for line in waiting)]
+        return "\n".join(lines) or "None."
+
+    def bars(self) -> str:
+        rows = [["claim", "computed as", "from", "bar", "why this bar"]]
+        for one in self.judged:
+            claim = one.claim
+            references = ", ".join(f"`{reference}`" for reference in claim.references)
+            measure = claim.arguments.get("measure")
+            how = f"{claim.how} of {measure}" if measure else claim.how
+            rows.append([f"`{claim.id}`", how.replace("_", " "), references, claim.bar(), claim.why])
+        return markdown_table(rows)
+
+    def untested_list(self) -> str:
+        return "\n".join(f"- “{one.says}” ({one.where}) {one.why}" for one in self.untested) or "None."
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def mean(self, reference: str, measure: str = "A") -> str:
+        return self._number(lambda: mean(self.evidence, of=reference, measure=measure))
+
+    def difference(self, reference: str, less: str, measure: str = "A") -> str:
+        return self._number(lambda: difference(self.evidence, of=reference, less=less, measure=measure), signed=True)
+
+    def _number(self, compute: Callable[[], Finding], *, signed: bool = False) -> str:
+        try:
+            finding = compute()
+        except NotRun:
+            return MISSING
+        sign = "+" if signed and round(finding.value, 3) > 0 else ""
+        return sign + show.shown(finding)
+
+    def table(self, *names: str) -> str:
+        """Every run of some experiments with its measures."""
+        rows = [["run", *(heading for _, heading in TABLE_MEASURES), "seeds"]]
+        for name in names:
+            for run in self.evidence.experiments[name].runs if name in self.evidence.experiments else ():
+                group = self.evidence.group(f"{name}/{run}")
+                if group is None:
+                    rows.append([run, MISSING, *[""] * len(TABLE_MEASURES)])
+                else:
+                    rows.append([run, *(measured(group, key) for key, _ in TABLE_MEASURES), str(len(group.results))])
+        return markdown_table(rows, right=range(1, len(rows[0])))
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    def figure(self, name: str, *experiments: str) -> str:
+        """One of the report's figures from the results of these experiments alone."""
+        title = f"{name.replace('-', ' ')}: {', '.join(experiments)}"
+        if self.figures is None:
+            return f"*No figure of {title}: figures need the extra `report`.*"
+        drawn = self.drawn(name, experiments)
+        if drawn is None:
+            return f"*No figure of {title}: {MISSING}.*"
+        from alasso.report.figure_files import save
+
+        (path,) = save(drawn, self.figures, f"{experiments[0]}-{name}", formats=("svg",))
+        return f"![{title}]({self.figures.name}/{path.name})"
+
+    def drawn(self, name: str, experiments: Sequence[str]) -> Figure | None:
+        from alasso.report import figure_files, probe_figures
+
+        if name.startswith("probe-"):
+            of_probe = {"probe-sides": probe_figures.sides, "probe-surrogates": probe_figures.surrogates}
+            run = next(iter(self.evidence.experiments[experiments[0]].runs))
+            try:
+                return of_probe[name](self.evidence.probe(f"{experiments[0]}/{run}"))
+            except NotRun:
+                return None
+        drawers = {known: draw for known, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
+        if name not in drawers:
+            raise AlassoError(f"there is no figure {name!r}{nearest(name, drawers)}")
+        found = self.evidence.results_of(experiments)
+        return drawers[name](found) if found else None
+
+    # -- how it was run -----------------------------------------------------------------------------------------
+
+    def experiments(self) -> str:
+        rows = [["experiment", "what it is", "in the paper", "results", "of", "seconds in result files"]]
+        for one in self.evidence.experiments.values():
+            found = self.evidence.results_of([one.id])
+            if one.probe is not None:
+                there = sum(self._has_probe(f"{one.id}/{run}") for run in one.runs)
+                rows.append([f"`{one.id}`", one.title, one.paper, str(there), str(len(one.runs)), "–"])
+                continue
+            seconds = f"{sum(result.seconds for result in found):,.0f}" if found else "–"
+            rows.append([f"`{one.id}`", one.title, one.paper, str(len(found)), str(len(one.configs())), seconds])
+        return markdown_table(rows, right=(3, 4, 5))
+
+    def _has_probe(self, reference: str) -> bool:
+        try:
+            self.evidence.probe(reference)
+        except NotRun:
+            return False
+        return True
+
+    def times(self) -> str:
+        """Wall-clock time of each part, as it was carried out."""
+        found = timing.read_parts(self.out)
+        if not found:
+            return (
+                "No part has been carried out as a whole yet; what the runs took by themselves is in the table above."
+            )
+        by_part: dict[tuple[str, str], list[timing.Row]] = {}
+        for row in found:
+            by_part.setdefault((row.part, row.device), []).append(row)
+        rows = [["part", "device", "runs", "time", "seconds a run"]]
+        total = 0.0
+        for (part, device), noted in by_part.items():
+            seconds, count = sum(row.seconds for row in noted), sum(row.runs for row in noted)
+            total += 0.0 if "tiny-imagenet" in part else seconds
+            rows.append([part, device, str(count), timing.human(seconds), f"{seconds / max(count, 1):.1f}"])
+        rows.append(["all but Tiny ImageNet", "", "", timing.human(total), ""])
+        return markdown_table(rows, right=(2, 3, 4))
+
+    def edition(self, *names: str) -> str:
+        """A remark beside numbers whose data are not the published edition."""
+        found = self.evidence.edition(f"{name}/{run}" for name in names for run in self.evidence.experiments[name].runs)
+        return f"Data: {found}." if found else ""
+
+    def editions(self) -> str:
+        """Which editions of the data the results rest on."""
+        found: dict[str, set[str]] = {}
+        for result in self._all_results():
+            for name, edition in result.data.items():
+                found.setdefault(name, set()).add(edition)
+        if not found:
+            return MISSING
+        lines = [f"{name}: {', '.join(sorted(editions))}" for name, editions in sorted(found.items())]
+        text = "Editions of the data, as the result files name them: " + "; ".join(lines) + "."
+        return f"{text} {RE_SPLIT}" if "re-split" in found.get("cifar100", set()) else text
+
+    def machines(self) -> str:
+        """Devices, versions and commits, with how many results each has."""
+        counts: dict[str, int] = {}
+        for result in self._all_results():
+            env = result.environment
+            commit = str(env.get("commit") or "unknown")[:8]
+            name = f"{timing.device_of(result)}, torch {env.get('torch')}, commit {commit}"
+            counts[name] = counts.get(name, 0) + 1
+        return "; ".join(f"{name}: {count} results" for name, count in counts.items()) or MISSING
+
+    def _all_results(self) -> list[Result]:
+        return self.evidence.results_of(self.evidence.experiments)
+
+
+def measured(group: Group, key: str) -> str:
+    return spread(group.measures[key]).replace("-", "−")
+
+
+def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[int] | range = ()) -> str:
+    """
+    >>> print(markdown_table([["a", "b"], ["x|y", "1"]], right=[1]))
+    | a | b |
+    |---|---:|
+    | x\\|y | 1 |
+    """
+    line = "|" + "|".join("---:" if column in right else "---" for column in range(len(rows[0]))) + "|"
+    cells = [["".join(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    shown = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join([shown[0], line, *shown[1:]])
+
+
+def template_of(folder: Path) -> str:
+    path = folder / "document.md"
+    return path.read_text(encoding="utf-8") if path.exists() else PLAIN_TEMPLATE

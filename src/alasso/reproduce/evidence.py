@@ -1,0 +1,112 @@
+"""What result files say about the runs of experiments, by ``experiment/run``; what is missing is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alasso.bench.results import Result
+from alasso.errors import AlassoError
+from alasso.report.groups import Group, groups
+from alasso.report.load import read_checked
+from alasso.reproduce.experiments import Experiment, config_of
+from alasso.reproduce.plan import probe_path, results_in
+
+if TYPE_CHECKING:
+    from alasso.report.probe import Measured
+
+Values = dict[int, float]  # seed → value
+AS_PUBLISHED = ("official", "scikit-learn")
+
+
+class NotRun(Exception):
+    """Results that a computation needs are not there; ``missing`` names them."""
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        super().__init__(", ".join(missing))
+        self.missing = list(missing)
+
+
+class Evidence:
+    """Results of a folder that belong to a study; of others it knows nothing."""
+
+    def __init__(
+        self, experiments: Mapping[str, Experiment], results: Iterable[Result], out: Path | None = None
+    ) -> None:
+        self.experiments, self.out = experiments, out
+        self.by_hash = {group.config.hash: group for group in groups(results)}
+
+    @staticmethod
+    def of_folder(experiments: Mapping[str, Experiment], out: Path) -> Evidence:
+        """Only files named as the experiments' runs would be: what else lies there is not read."""
+        wanted = {config_of(experiments, f"{e.id}/{run}").hash for e in experiments.values() for run in e.runs}
+        paths = [path for path, config_hash in results_in(out).items() if config_hash in wanted]
+        return Evidence(experiments, [read_checked(path) for path in paths], out)
+
+    def config_hash(self, reference: str) -> str:
+        return config_of(self.experiments, reference).hash
+
+    def group(self, reference: str) -> Group | None:
+        return self.by_hash.get(self.config_hash(reference))
+
+    def groups(self, references: Sequence[str]) -> dict[str, Group]:
+        found = {reference: self.group(reference) for reference in references}
+        if missing := [reference for reference, group in found.items() if group is None]:
+            raise NotRun(missing)
+        return {reference: group for reference, group in found.items() if group is not None}
+
+    def values(self, references: Sequence[str], measure: str = "A") -> dict[str, Values]:
+        """The measure of each run for every seed that all of them have: differences are between like and like."""
+        found = {ref: _known(group, measure) for ref, group in self.groups(references).items()}
+        if missing := [ref for ref, values in found.items() if not values]:
+            # I, without the single-task run that it is measured against.
+            raise NotRun(list(dict.fromkeys(f"{ref.partition('/')[0]}/single-task" for ref in missing)))
+        shared = sorted(set.intersection(*(set(values) for values in found.values())))
+        if not shared:
+            raise NotRun([f"{' and '.join(references)} with a seed in common"])
+        return {ref: {seed: values[seed] for seed in shared} for ref, values in found.items()}
+
+    def results_of(self, names: Iterable[str]) -> list[Result]:
+        """All results of some experiments, none twice."""
+        found: dict[str, Result] = {}
+        for name in names:
+            for run in self.experiments[name].runs if name in self.experiments else ():
+                if group := self.group(f"{name}/{run}"):
+                    found |= {result.name: result for result in group.results}
+        return list(found.values())
+
+    def edition(self, references: Iterable[str]) -> str:
+        """Data sets behind some runs that are not as published, with the edition their result files name."""
+        found = {
+            f"{name} {edition}"
+            for reference in references
+            if (group := self.group(reference))
+            for result in group.results
+            for name, edition in result.data.items()
+            if edition not in AS_PUBLISHED
+        }
+        return ", ".join(sorted(found))
+
+    def probe(self, reference: str) -> Measured:
+        """What the probe of a run measured."""
+        path = probe_path(config_of(self.experiments, reference), self.out or Path())
+        if not path.exists():
+            raise NotRun([reference])
+        return read_probe(path)
+
+
+def read_probe(path: Path) -> Measured:
+    from alasso.report.probe import Measured, Plan
+
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return Measured(**{**raw, "plan": Plan(**raw["plan"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise AlassoError(f"{path} is not a measurement of alasso probe; delete it to measure again") from error
+
+
+def _known(group: Group, measure: str) -> Values:
+    values = zip(group.seeds, group.measures[measure], strict=True)
+    return {seed: value for seed, value in values if value is not None}

@@ -1,0 +1,109 @@
+"""Experiments as files: which runs a figure or a table of the paper needs.
+
+A *study* is a folder: ``experiments/*.toml``, ``claims.toml`` and, if there is one, ``document.md``. The paper's is the
+folder ``paper`` beside this file. ``experiment/run`` names one run of one experiment wherever one is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alasso.bench.catalog import BENCHMARKS, METHODS
+from alasso.bench.config import RunConfig, nearest, read_toml
+from alasso.errors import AlassoError
+
+PAPER = Path(__file__).with_name("paper")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs that belong together. ``runs``: name → method and what the run changes of its preset."""
+
+    id: str
+    title: str
+    paper: str  # where it stands there
+    benchmark: str
+    seeds: int
+    cost: str
+    runs: Mapping[str, Mapping[str, Any]]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    probe: Mapping[str, Any] | None = None  # weights of the first task are moved one by one, instead of a whole run
+    quick: Mapping[str, Any] | None = None  # what the small version on a CPU changes; None: it has none
+    order: int = 0
+
+    def config(self, run: str, seed: int = 0) -> RunConfig:
+        if run not in self.runs:
+            raise AlassoError(f"experiment {self.id} has no run {run!r}{nearest(run, self.runs)}")
+        changes = {"method": run, **self.fields, **self.runs[run], "seed": seed}
+        return RunConfig.for_benchmark(self.benchmark, changes.pop("method"), **changes)
+
+    def configs(self, seeds: int | None = None) -> list[RunConfig]:
+        """Every run, for ``seeds`` seeds from 0 on."""
+        return [self.config(run, seed) for run in self.runs for seed in range(seeds or self.seeds)]
+
+    def data(self) -> tuple[str, ...]:
+        """Names of the data sets it needs."""
+        return BENCHMARKS[self.benchmark].data
+
+    def in_small(self) -> Experiment | None:
+        """The quick version: one seed, on the benchmark that needs no download."""
+        if self.quick is None:
+            return None
+        changes = dict(self.quick)
+        benchmark = changes.pop("benchmark", self.benchmark)
+        fields = {**self.fields, **changes}
+        return Experiment(
+            self.id, self.title, self.paper, benchmark, 1, self.cost, self.runs, fields, self.probe, None, self.order
+        )
+
+
+REQUIRED = ("title", "benchmark", "runs")
+DEFAULTS: dict[str, Any] = {"paper": "", "seeds": 1, "cost": "", "fields": {}, "probe": None, "quick": None, "order": 0}
+
+
+def read_experiment(path: Path) -> Experiment:
+    raw = read_toml(path)
+    if lacking := [name for name in REQUIRED if name not in raw]:
+        raise AlassoError(f"{path}: {lacking[0]} is missing")
+    if unknown := sorted(set(raw) - set(REQUIRED) - set(DEFAULTS)):
+        raise AlassoError(f"{path}: no such field: {unknown[0]!r}{nearest(unknown[0], (*REQUIRED, *DEFAULTS))}")
+    for name, run in raw["runs"].items():
+        if not isinstance(run, dict) or ("method" not in run and name not in METHODS):
+            raise AlassoError(f'{path}: run {name!r} names no method; write {{ method = "…" }}')
+    experiment = Experiment(id=path.stem, **{**DEFAULTS, **raw})
+    try:
+        experiment.configs()
+        if small := experiment.in_small():
+            small.configs()
+    except AlassoError as error:
+        raise AlassoError(f"{path}: {error}") from error
+    return experiment
+
+
+def read_experiments(folder: Path = PAPER, *, quick: bool = False) -> dict[str, Experiment]:
+    """All of a study in their order; ``quick``: the small versions of those that have one."""
+    if not (folder / "experiments").is_dir():
+        raise AlassoError(f"{folder} holds no experiments: a folder experiments with a TOML file for each is missing")
+    found = [read_experiment(path) for path in sorted((folder / "experiments").glob("*.toml"))]
+    if quick:
+        found = [small for experiment in found if (small := experiment.in_small())]
+    return {experiment.id: experiment for experiment in sorted(found, key=lambda one: (one.order, one.id))}
+
+
+def chosen(experiments: Mapping[str, Experiment], only: Sequence[str], skip: Sequence[str]) -> list[Experiment]:
+    """Those asked for by id; all of them if none is named."""
+    for name in (*only, *skip):
+        if name not in experiments:
+            raise AlassoError(f"there is no experiment {name!r}{nearest(name, experiments)}")
+    return [one for one in experiments.values() if (not only or one.id in only) and one.id not in skip]
+
+
+def config_of(experiments: Mapping[str, Experiment], reference: str) -> RunConfig:
+    """The config, with seed 0, of ``experiment/run``."""
+    name, slash, run = reference.partition("/")
+    if not slash or name not in experiments:
+        raise AlassoError(f"{reference!r} names no run: there is no experiment {name!r}{nearest(name, experiments)}")
+    return experiments[name].config(run)

@@ -1,0 +1,99 @@
+"""What has to be run: the runs of the chosen experiments that have no result file yet, each once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alasso.bench.config import RunConfig
+from alasso.reproduce.experiments import Experiment
+
+RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that are carried out together: one benchmark, one number of tasks."""
+
+    benchmark: str
+    tasks: int | None
+    configs: tuple[RunConfig, ...]
+    present: int  # runs of this part that have a result already
+
+    @property
+    def title(self) -> str:
+        return part_title(self.configs[0]) if self.configs else f"{self.benchmark}, {self.tasks} tasks"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One measurement of single weights; ``plan``: how many weights, places and examples."""
+
+    config: RunConfig
+    plan: dict[str, float]
+
+    def path(self, out: Path) -> Path:
+        return probe_path(self.config, out)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``parts`` and ``probes``: what is missing; ``present``: how many runs are there already."""
+
+    parts: tuple[Part, ...]
+    probes: tuple[Probe, ...]
+    present: int
+
+    @property
+    def runs(self) -> int:
+        return sum(len(part.configs) for part in self.parts)
+
+    @property
+    def empty(self) -> bool:
+        return not self.runs and not self.probes
+
+
+def part_title(config: RunConfig) -> str:
+    return f"{config.benchmark}, {config.tasks} tasks"
+
+
+def result_path(config: RunConfig, out: Path) -> Path:
+    return out / f"{config.name}.json"
+
+
+def probe_path(config: RunConfig, out: Path) -> Path:
+    return out / f"{config.name}.probe.json"
+
+
+def results_in(out: Path) -> dict[Path, str]:
+    """Result files of a folder with the config hash that their name holds; nothing is read."""
+    named = {path: RESULT_NAME.search(path.name) for path in sorted(out.glob("*.json"))}
+    return {path: found[1] for path, found in named.items() if found}
+
+
+def make_plan(experiments: Sequence[Experiment], seeds: int | None, out: Path) -> Plan:
+    """A run that several experiments share is planned once: it is known by its config, not by its name."""
+    wanted = {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
+    by_part: dict[str, list[RunConfig]] = {}
+    for config in wanted.values():
+        by_part.setdefault(part_title(config), []).append(config)
+    parts = [_part(configs, out) for configs in by_part.values()]
+    return Plan(
+        parts=tuple(part for part in parts if part.configs),
+        probes=tuple(probe for probe in _probes(experiments) if not probe.path(out).exists()),
+        present=sum(part.present for part in parts),
+    )
+
+
+def _part(configs: Sequence[RunConfig], out: Path) -> Part:
+    missing = tuple(config for config in configs if not result_path(config, out).exists())
+    return Part(configs[0].benchmark, configs[0].tasks, missing, len(configs) - len(missing))
+
+
+def _probes(experiments: Iterable[Experiment]) -> list[Probe]:
+    probes = [
+        Probe(config, dict(one.probe)) for one in experiments if one.probe is not None for config in one.configs()
+    ]
+    return list({probe.config.name: probe for probe in probes}.values())

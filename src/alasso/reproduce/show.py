@@ -1,0 +1,147 @@
+"""What a person sees in the terminal: experiments, the plan, the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from alasso.report.names import number
+from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, Judged, tally
+from alasso.reproduce.computations import Finding
+from alasso.reproduce.experiments import Experiment
+from alasso.reproduce.plan import Plan
+from alasso.reproduce.timing import Estimate, human
+
+STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red", NOT_RUN: "dim"}
+#: The quick version says what it saw; it gives no verdict on the paper.
+QUICK_WORDS = {HOLDS: "seen", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "not seen", NOT_RUN: "not run"}
+
+VERDICT_CAPTION = (
+    "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
+)
+QUICK_CAPTION = "Indicative: small data, few tasks, short training, where the paper's gaps need not show. No verdict."
+
+
+def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
+    table = Table(title="Experiments (alasso reproduce --only …)", title_justify="left")
+    table.add_column("id", no_wrap=True)
+    for column in ("what it is", "in the paper", "on one H200, unstacked"):
+        table.add_column(column)
+    for experiment in experiments.values():
+        table.add_row(experiment.id, experiment.title, experiment.paper, experiment.cost)
+    return table
+
+
+def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]) -> Table:
+    table = Table(title="To run", title_justify="left")
+    table.add_column("part")
+    table.add_column("for")
+    for column in ("runs", "there", "about"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for part in plan.parts:
+        seconds = estimate.parts.get(part.title)
+        missing = {config.hash for config in part.configs}
+        waiting = [one.id for one in experiments if one.probe is None and missing & {c.hash for c in one.configs(1)}]
+        about = "?" if seconds is None else human(seconds)
+        table.add_row(part.title, ", ".join(waiting), str(len(part.configs)), str(part.present), about)
+    if plan.probes:
+        waiting = [one.id for one in experiments if one.probe is not None]
+        table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", human(estimate.probes))
+    return table
+
+
+WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
+
+
+def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE) -> Table:
+    """Claims under their topics; a narrow terminal gets what matters most."""
+    title = "The paper's statements in small: indicative only" if quick else "The paper's claims"
+    caption = QUICK_CAPTION if quick else VERDICT_CAPTION
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    wide = width >= WIDE
+    table.add_column("claim", ratio=1)
+    if wide:
+        table.add_column("in the paper", max_width=22)
+    table.add_column("paper", justify="right", max_width=12)
+    table.add_column("ours", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("bar", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for topic, claims in by_topic(judged).items():
+        table.add_row(Text(in_small(topic) if quick else topic, "bold"))
+        for one in claims:
+            verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
+            style = "" if quick and one.verdict != NOT_RUN else STYLES[one.verdict]
+            ours = shown(one.finding) if one.finding else "–"
+            paper = shown_paper(one.claim) if wide else shown_number(one.claim)
+            cells: list[RenderableType] = [Padding(Text(one.claim.says), (0, 0, 0, 2))]
+            cells += [one.claim.where] if wide else []
+            cells += [paper, ours]
+            cells += [one.claim.bar()] if wide else []
+            table.add_row(*cells, Text(verdict, style))
+    return table
+
+
+def in_small(topic: str) -> str:
+    return f"In small: {topic}"
+
+
+def by_topic(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Claims under their headings, which say so where the data are not the published edition."""
+    editions: dict[str, str] = {}
+    for one in judged:
+        if one.edition:
+            editions[one.claim.topic] = f"{one.claim.topic} ({one.edition})"
+    found: dict[str, list[Judged]] = {}
+    for one in judged:
+        found.setdefault(editions.get(one.claim.topic, one.claim.topic), []).append(one)
+    return found
+
+
+def shown(finding: Finding, digits: int = 3) -> str:
+    """
+    >>> shown(Finding(0.5, 0.01, 3)), shown(Finding(-0.25))
+    ('0.500 ± 0.010 (3)', '−0.250 (1)')
+    """
+    deviation = "" if finding.deviation is None else f" ± {finding.deviation:.{digits}f}"
+    return f"{number(finding.value, digits)}{deviation} ({finding.seeds})"
+
+
+def shown_paper(claim: Claim) -> str:
+    return number(claim.paper) if isinstance(claim.paper, float) else claim.paper or "–"
+
+
+def shown_number(claim: Claim) -> str:
+    """Its number; what it says in words is in the claim itself."""
+    return number(claim.paper) if isinstance(claim.paper, float) else "–"
+
+
+def tally_sentence(judged: Sequence[Judged]) -> str:
+    """
+    >>> tally_sentence([])
+    'No claim rests on these experiments.'
+    """
+    if not judged:
+        return "No claim rests on these experiments."
+    words = {HOLDS: "hold", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "do not hold", NOT_RUN: "not run"}
+    parts = [f"{count} {words[verdict]}" for verdict, count in tally(judged).items() if count]
+    return f"Of {len(judged)} claims: {', '.join(parts)}."
+
+
+def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
+    """What each claim that was not run waits for, by experiment."""
+    waiting: dict[str, dict[str, None]] = {}
+    for one in judged:
+        for reference in one.missing:
+            name, _, run = reference.partition("/")
+            waiting.setdefault(name, {})[run] = None
+    lines = []
+    for name, runs in waiting.items():
+        shown_runs = [*list(runs)[:most], *(["…"] if len(runs) > most else [])]
+        lines.append(f"not run in {name}: {', '.join(shown_runs)}")
+    return lines

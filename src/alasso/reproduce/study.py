@@ -1,0 +1,126 @@
+"""All that one call of ``alasso reproduce`` works with: the study, what was chosen of it, and where things go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alasso.errors import AlassoError
+from alasso.reproduce import timing
+from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
+from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
+from alasso.reproduce.evidence import Evidence
+from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
+from alasso.reproduce.plan import Plan, make_plan, results_in
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where results are, and where the document and the page go."""
+
+    out: Path
+    document: Path
+    report: Path
+
+    @staticmethod
+    def chosen(
+        quick: bool, out: Path | None, document: Path | None, report: Path | None, *, of_paper: bool = True
+    ) -> Places:
+        """The quick version, and a study of one's own, keep everything in one folder."""
+        out = out or Path("runs/quick" if quick else "results")
+        beside = {"document": out / "reproduction.md", "report": out / "report.html"}
+        usual = {"document": Path("docs/reproduction.md"), "report": Path("runs/report.html")}
+        where = usual if of_paper and not quick else beside
+        return Places(out, document or where["document"], report or where["report"])
+
+    def refuse_mixture(self, work: Study) -> None:
+        """Small runs do not go among real ones, whose folder a report shows as a whole."""
+        if not work.quick:
+            return
+        small = {one.config(run).hash for one in work.experiments.values() for run in one.runs}
+        others = [path for path, config_hash in results_in(self.out).items() if config_hash not in small]
+        if others:
+            raise AlassoError(
+                f"{self.out} holds other results, such as {others[0].name}; --quick takes a folder of its own: --out …"
+            )
+
+
+@dataclass(frozen=True)
+class Study:
+    """Experiments (small ones where ``quick``), those chosen among them, claims, seeds, places."""
+
+    folder: Path
+    experiments: Mapping[str, Experiment]
+    chosen: Sequence[Experiment]
+    claims: Claims
+    seeds: int | None
+    quick: bool
+    places: Places
+
+    @staticmethod
+    def read(
+        folder: Path | None, only: Sequence[str], skip: Sequence[str], seeds: int | None, quick: bool, places: Places
+    ) -> Study:
+        folder = folder or PAPER
+        whole = read_experiments(folder)
+        claims = read_claims(folder, whole)
+        experiments = whole
+        if quick:
+            experiments = read_experiments(folder, quick=True)
+            for name in only:
+                if name in whole and name not in experiments:
+                    raise AlassoError(f"{name} has no quick version; those that have: {', '.join(experiments)}")
+            claims = Claims([claim for claim in claims.tested if claim.quick and _within(claim, experiments)])
+        some = chosen(experiments, only, [name for name in skip if name in experiments or name not in whole])
+        if not some:
+            raise AlassoError("no experiment is left to run; name fewer with --skip")
+        return Study(folder, experiments, some, claims, seeds, quick, places)
+
+    def plan(self) -> Plan:
+        return make_plan(self.chosen, self.seeds, self.places.out)
+
+    def evidence(self) -> Evidence:
+        return Evidence.of_folder(self.experiments, self.places.out)
+
+    def estimate(self, plan: Plan, device: str, say: Callable[[str], None]) -> timing.Estimate:
+        known = self.evidence().results_of(self.experiments)
+        stopwatch = timing.Stopwatch(device, say)
+        return timing.estimate(plan, known, self.places.out, timing.device_name(device), stopwatch)
+
+    def judged(self) -> list[Judged]:
+        return judge_all(self.claims.tested, self.evidence())
+
+    def claims_about_chosen(self) -> list[Claim]:
+        return about(self.claims.tested, self.chosen)
+
+    def document(self, judged: Sequence[Judged], *, drawing: bool) -> str:
+        """The whole document, whatever was chosen to run: it shows all results there are."""
+        places = self.places
+        document = Document(
+            self.evidence(),
+            judged,
+            self.claims.untested,
+            places.out,
+            places.document.parent / "figures" if drawing and not self.quick else None,
+            self.quick,
+        )
+        return document.fill(QUICK_TEMPLATE if self.quick else template_of(self.folder))
+
+    def page(self) -> str | None:
+        """The report of all results in the folder; None where there are none."""
+        from alasso.report import page
+        from alasso.report.charts import bokeh
+        from alasso.report.drawing import matplotlib
+        from alasso.report.load import collect
+
+        bokeh()
+        matplotlib()
+        if not self.places.out.is_dir():
+            return None
+        found = collect([self.places.out])
+        return page.build(found) if found.results else None
+
+
+def _within(claim: Claim, experiments: Mapping[str, Experiment]) -> bool:
+    return all(reference.partition("/")[0] in experiments for reference in claim.references)

@@ -1,0 +1,687 @@
+"""``alasso reproduce``: plans, computations and verdicts on made-up results, and one small run from end to end."""
+
+import json
+import math
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from alasso import AlassoError, cli
+from alasso.bench import metrics, results
+from alasso.bench.catalog import METHODS
+from alasso.bench.results import Result
+from alasso.reproduce import carrying, show, timing
+from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
+from alasso.reproduce.computations import COMPUTATIONS, Finding
+from alasso.reproduce.document import Document, template_of
+from alasso.reproduce.evidence import Evidence, NotRun
+from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
+from alasso.reproduce.plan import make_plan, probe_path, result_path
+from alasso.reproduce.study import Places, Study
+
+SMALL = {"tasks": 3, "epochs": 1, "hidden": 8}
+
+
+def experiment(name="x", **changes):
+    runs = {"alasso": {}, "si": {}, "ewc": {}, "single-task": {}}
+    given = {"title": "X", "paper": "Fig. 1", "benchmark": "permuted-digits", "seeds": 2, "cost": "", "runs": runs}
+    return Experiment(id=name, **{**given, "fields": SMALL, **changes})
+
+
+def result(config, final, *, learned=0.9, halfway=None, data=None):
+    """Accuracies that end in ``final``: a number for all tasks, or one for each."""
+    tasks = config.tasks
+    last = final if isinstance(final, list) else [final] * tasks
+    rows = [[learned] * (t + 1) for t in range(tasks - 1)] + [last]
+    if halfway is not None:
+        rows[tasks // 2 - 1] = [halfway] * (tasks // 2)
+    ahead, untrained = [0.1] * (tasks - 1), [0.1] * tasks
+    return Result(
+        config=config,
+        environment={"cpu": "abacus", "torch": "2", "commit": "0123456789", "finished": "2025"},
+        data=data or {"digits": "scikit-learn"},
+        accuracy=rows,
+        ahead=ahead,
+        untrained=untrained,
+        metrics=metrics.summary(rows, ahead=ahead, untrained=untrained),
+        seconds=10.0,
+        peak_memory=1,
+    )
+
+
+def evidence(finals, one=None, out=None, **changes):
+    """``finals``: run → final accuracy of each seed."""
+    one = one or experiment()
+    found = [result(one.config(run, s), f, **changes) for run, seeds in finals.items() for s, f in enumerate(seeds)]
+    return Evidence({one.id: one}, found, out)
+
+
+def computed(how, known, **arguments):
+    return COMPUTATIONS[how](known, **arguments)
+
+
+# -- computations -------------------------------------------------------------------------------------------------
+
+
+def test_mean_over_seeds():
+    found = computed("mean", evidence({"si": [0.5, 0.7]}), of="x/si")
+    assert (found.value, found.seeds) == (pytest.approx(0.6), 2)
+    assert found.deviation == pytest.approx(math.sqrt(0.02)) and found.error == pytest.approx(0.1)
+    assert computed("mean", evidence({"si": [0.5]}), of="x/si").deviation is None
+    assert computed("mean", evidence({"si": [0.5]}), of="x/si", measure="F").value == pytest.approx(0.4)
+
+
+def test_intransigence_needs_the_single_task_run():
+    alone = evidence({"si": [0.5]})
+    with pytest.raises(NotRun) as caught:
+        computed("mean", alone, of="x/si", measure="I")
+    assert caught.value.missing == ["x/single-task"]
+    known = evidence({"si": [[0.9, 0.9, 0.6]], "single-task": [0.9]})
+    assert computed("mean", known, of="x/si", measure="I").value == pytest.approx(0.1)
+
+
+def test_differences_are_seed_by_seed_over_shared_seeds():
+    known = evidence({"alasso": [0.8, 0.9, 0.1], "si": [0.5, 0.6]})
+    found = computed("difference", known, of="x/alasso", less="x/si")
+    assert (found.value, found.deviation, found.seeds) == (pytest.approx(0.3), pytest.approx(0.0), 2)
+
+
+def test_what_is_missing_is_named_all_of_it():
+    with pytest.raises(NotRun) as caught:
+        computed("gap_to_best_other", evidence({"alasso": [0.8]}), of="x/alasso", others=["x/si", "x/ewc"])
+    assert caught.value.missing == ["x/si", "x/ewc"]
+
+
+def test_gap_to_the_best_of_others_by_their_means():
+    known = evidence({"alasso": [0.8, 0.8], "si": [0.5, 0.7], "ewc": [0.65, 0.5]})
+    found = computed("gap_to_best_other", known, of="x/alasso", others=["x/si", "x/ewc"])
+    assert found.value == pytest.approx(0.2) and found.note == "best other: si"
+
+
+def test_gap_to_the_least_of_others():
+    known = evidence({"alasso": [0.8], "si": [0.5], "ewc": [0.7]})  # F: 0.1, 0.4, 0.2
+    found = computed("gap_to_least_other", known, of="x/alasso", others=["x/si", "x/ewc"], measure="F")
+    assert found.value == pytest.approx(0.1) and found.note == "least other: ewc"
+
+
+def test_order_is_the_smallest_step_between_levels():
+    known = evidence({"si": [0.5], "ewc": [0.6], "alasso": [0.9], "single-task": [0.8]})
+    rising = [["x/si"], ["x/ewc"], ["x/alasso", "x/single-task"]]
+    found = computed("order", known, rising=rising)
+    assert found.value == pytest.approx(0.1) and found.note == "smallest step: si → ewc"
+    found = computed("order", known, rising=[["x/si", "x/alasso"], ["x/single-task"]])
+    assert found.value == pytest.approx(-0.1) and found.note == "smallest step: alasso → single-task"
+
+
+def test_best_spread_and_gain():
+    known = evidence({"si": [0.5], "ewc": [0.6], "alasso": [0.9]})
+    three = ["x/si", "x/ewc", "x/alasso"]
+    assert computed("best", known, among=three).value == pytest.approx(0.9)
+    found = computed("spread", known, over=three)
+    assert found.value == pytest.approx(0.4) and found.note == "from si to alasso"
+    assert computed("gain_of_best", known, among=["x/ewc", "x/alasso"], less="x/si").value == pytest.approx(0.4)
+
+
+def test_largest_deviation_from_a_table():
+    found = computed("largest_deviation", evidence({"si": [0.5], "ewc": [0.6]}), table={"x/si": 0.52, "x/ewc": 0.55})
+    assert found.value == pytest.approx(0.05) and found.note == "si: 0.500, ewc: 0.600"
+
+
+def test_smaller_loss_from_one_setting_to_another():
+    short, long = experiment("x"), experiment("y", fields={**SMALL, "tasks": 4})
+    finals = {"alasso": (0.9, 0.8), "si": (0.8, 0.5), "ewc": (0.8, 0.6)}
+    found = [result(e.config(run), f[n]) for run, f in finals.items() for n, e in enumerate((short, long))]
+    known = Evidence({"x": short, "y": long}, found)
+    others = [["x/si", "y/si"], ["x/ewc", "y/ewc"]]
+    loss = computed("smaller_loss", known, of=["x/alasso", "y/alasso"], others=others)
+    assert loss.value == pytest.approx(0.1) and loss.note == "loses 0.100; ewc loses 0.200"
+
+
+def test_recovered_share():
+    known = evidence({"si": [0.5], "alasso": [0.6], "single-task": [0.75]})
+    arguments = {"of": "x/alasso", "floor": "x/si", "ceiling": "x/single-task"}
+    assert computed("recovered", known, **arguments).value == pytest.approx(0.4)
+    assert math.isnan(
+        computed("recovered", evidence({r: [0.5] for r in ("si", "alasso", "single-task")}), **arguments).value
+    )
+
+
+def test_growth_of_a_gap_from_half_way_to_the_end():
+    one = experiment(fields={**SMALL, "tasks": 4})
+    found = [
+        result(one.config("alasso"), 0.8, halfway=0.9),  # falls by 0.1
+        result(one.config("si"), 0.5, halfway=0.85),  # falls by 0.35
+    ]
+    growth = computed("growth_of_gap", Evidence({"x": one}, found), of="x/alasso", less="x/si")
+    assert growth.value == pytest.approx(0.25)
+
+
+def test_tasks_that_come_near_a_bound():
+    known = evidence({"alasso": [[0.5, 0.895, 0.5]], "single-task": [0.9]})
+    arguments = {"of": "x/alasso", "bound": "x/single-task", "every": 2}  # of three tasks the second
+    assert computed("tasks_near", known, **arguments).value == 1.0
+    assert computed("tasks_near", known, **arguments, within=0.001).value == 0.0
+    assert computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=1).note == "1 of 3 tasks"
+
+
+def probe_file(one, out):
+    """Two weights from the left, one from the right: losses over offsets −1, 0, 1."""
+    content = {
+        "config": one.config("alasso").to_json(),
+        "plan": {"weights": 3, "offsets": 3, "span": 1.0, "examples": 5},
+        "seconds": 1.0,
+        "accuracy": 0.9,
+        "offsets": [-1.0, 0.0, 1.0],
+        "weights": ["a[0]", "a[1]", "a[2]"],
+        "losses": [[1.2, 1.0, 2.0], [1.4, 1.0, 2.0], [3.0, 1.0, 1.2]],
+        "importance": [1.0, 1.0, 1.0],
+        "came_from": [-0.5, -0.5, 0.5],
+        "surrogates": {"SI": [[0.5, 0, 0.5], [1.5, 0, 1.5], [1.0, 0, 1.0]], "ALASSO": [[2, 0, 2]] * 3},
+    }
+    probe_path(one.config("alasso"), out).write_text(json.dumps(content))
+
+
+def test_probe_computations(tmp_path):
+    one = experiment(runs={"alasso": {}}, probe={"weights": 3})
+    known = Evidence({"x": one}, [], tmp_path)
+    for how in ("probe_evenness", "probe_underestimated", "probe_unseen_is_steeper"):
+        with pytest.raises(NotRun):
+            computed(how, known, of="x/alasso")
+    probe_file(one, tmp_path)
+    assert computed("probe_evenness", known, of="x/alasso").value == pytest.approx(0.2)  # of 0.2, 0.4, 0.1
+    # Unseen sides: right, right, left; true rises 1, 1, 2; SI says 0.5, 1.5, 1.
+    assert computed("probe_underestimated", known, of="x/alasso").value == pytest.approx(2 / 3)
+    assert computed("probe_underestimated", known, of="x/alasso", surrogate="ALASSO").value == 0.0
+    assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 1.0
+    flipped = json.loads(probe_path(one.config("alasso"), tmp_path).read_text()) | {"came_from": [0.5, 0.0, 0.5]}
+    probe_path(one.config("alasso"), tmp_path).write_text(json.dumps(flipped))
+    assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 0.5  # the second one did not move
+
+
+def test_every_computation_is_used_and_tested_here():
+    used = {claim.how for claim in read_claims(PAPER, read_experiments()).tested}
+    assert used == set(COMPUTATIONS)
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'"{name}"' in source for name in COMPUTATIONS)
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------------
+
+
+def claim(**changes):
+    given = {"id": "c", "topic": "T", "where": "Table 1", "says": "it is", "why": "so", "how": "mean"}
+    return Claim(**{**given, "arguments": {"of": "x/si"}, "paper": 0.6, **changes})
+
+
+@pytest.mark.parametrize(
+    ("finals", "bar", "verdict"),
+    [
+        ([0.6], {"at_least": 0.55}, HOLDS),
+        ([0.6], {"at_least": 0.65}, DOES_NOT_HOLD),
+        ([0.6], {"at_least": 0.5, "at_most": 0.55}, DOES_NOT_HOLD),
+        ([0.59, 0.61], {"at_least": 0.55}, HOLDS),  # standard error 0.01
+        ([0.59, 0.61], {"at_least": 0.595}, WITHIN_NOISE),  # met, by less than the error
+        ([0.59, 0.61], {"at_least": 0.605}, WITHIN_NOISE),  # missed, by less than the error
+        ([0.59, 0.61], {"at_most": 0.58}, DOES_NOT_HOLD),
+        ([], {"at_least": 0.5}, NOT_RUN),
+    ],
+)
+def test_verdicts(finals, bar, verdict):
+    judged = judge(claim(**bar), evidence({"si": finals}))
+    assert judged.verdict == verdict
+    assert judged.missing == (["x/si"] if verdict == NOT_RUN else [])
+
+
+def test_an_order_is_not_met_by_equals_but_a_number_is():
+    known = evidence({"si": [0.5], "ewc": [0.5]})
+    order = claim(how="difference", arguments={"of": "x/si", "less": "x/ewc"}, at_least=0.0)
+    assert judge(order, known).verdict == DOES_NOT_HOLD and order.bar() == "above 0"
+    assert judge(claim(at_least=0.5), known).verdict == HOLDS
+    assert judge(claim(at_least=0.0, at_most=0.9), evidence({"si": [0.0]})).verdict == HOLDS
+
+
+def test_the_table_says_claim_paper_ours_and_verdict(capsys):
+    from rich.console import Console
+
+    known = evidence({"si": [0.59, 0.61]}, data={"cifar100": "re-split"})
+    judged = [judge(claim(at_least=0.5), known), judge(claim(id="d", arguments={"of": "x/ewc"}, at_least=0.5), known)]
+    for width in (80, 120):
+        Console(width=width).print(show.verdict_table(judged, width=width))
+        shown = capsys.readouterr().out
+        assert max(len(line) for line in shown.splitlines()) <= width
+        assert re.search(r"it is .*0\.600 +0\.600 ± 0\.014 \(2\) .*holds", shown)
+        assert "not run" in shown and "T (cifar100 re-split)" in shown
+        assert ("≥ 0.5" in shown) == (width == 120)
+    assert show.tally_sentence(judged) == "Of 2 claims: 1 hold, 1 not run."
+    assert show.missing_lines(judged) == ["not run in x: ewc"]
+
+
+def test_the_quick_table_gives_no_verdict(capsys):
+    from rich.console import Console
+
+    Console(width=80).print(show.verdict_table([judge(claim(at_least=0.5), evidence({"si": [0.6]}))], quick=True))
+    shown = capsys.readouterr().out
+    assert "seen" in shown and "holds" not in shown and "Indicative" in shown
+
+
+# -- the paper's files --------------------------------------------------------------------------------------------
+
+
+def test_the_papers_experiments_are_all_there():
+    found = read_experiments()
+    ten = {"sgd", "sgd-dropout", "ewc", "si", "mas", "imm-mode", "vcl", "alasso", "single-task", "multi-task"}
+    for name, tasks in (("mnist-30", 30), ("mnist-100", 100)):
+        configs = found[name].configs()
+        assert {c.method for c in configs} >= ten and {c.tasks for c in configs} == {tasks}
+        assert found[name].config("asymmetric-only").settings["omega_rule"] == "si"
+        accurate = found[name].config("accurate-only").settings
+        assert (accurate["a"], accurate["epsilon"], accurate["omega_rule"]) == (1.0, 0.0, "accurate")
+    for name in ("a-30", "a-100"):
+        assert [c.settings["a"] for c in found[name].configs(1)] == [0.8, 1.0, 2.0, 3.0, 4.0, 5.0]
+    coupled = found["decoupling"].config("coupled").settings
+    assert all(coupled[f"{key}_prime"] == coupled[key] for key in ("a", "c", "epsilon"))
+    assert found["memory"].config("alasso-memory").memory == 200
+    assert found["memory"].config("vcl-coreset").settings["coreset"] == 200
+    assert {"alasso", "si", "single-task"} == set(found["cifar"].runs) == set(found["tiny-imagenet"].runs)
+    assert found["tiny-imagenet"].config("alasso").image_size == 224
+    assert all(found[name].seeds >= 3 for name in found if "tiny" not in name and found[name].probe is None)
+    details = [found["details-mnist"].config(run) for run in found["details-mnist"].runs]
+    assert max(config.tasks for config in details) <= 30
+
+
+def test_the_ablations_are_those_of_the_library():
+    from torch import nn
+
+    from alasso import ALASSO
+
+    found, model = read_experiments()["mnist-30"], nn.Linear(2, 2)
+    for run, preset in (("asymmetric-only", ALASSO.asymmetric_only), ("accurate-only", ALASSO.accurate_only)):
+        settings, library = found.config(run).settings, preset(model, unmoved="moved_right").surrogate
+        assert all(getattr(library, name) == settings[name] for name in METHODS["alasso"].settings)
+
+
+def test_the_issues_bars_are_in_the_claims():
+    bars = {c.id: (c.at_least, c.at_most) for c in read_claims(PAPER, read_experiments()).tested}
+    assert bars["mnist-30-alasso-A"] == (0.938, 0.950) and bars["mnist-30-alasso-F"] == (None, 0.032)
+    assert bars["mnist-30-alasso-I"] == (0.009, 0.021) and bars["mnist-30-si-A"] == (0.70, 0.80)
+    assert bars["mnist-30-ewc-A"] == (0.68, 0.85) and bars["mnist-30-gap"] == (0.12, None)
+    assert bars["a-100-best"] == (0.77, None) and bars["a-100-gain"] == (0.1, None)
+    assert bars["cifar-alasso-A"] == (0.697, None) and bars["cifar-alasso-F"] == (None, 0.04)
+    assert bars["tiny-above-single-task"] == (-0.01, None) and bars["tiny-above-si"] == (0.05, None)
+
+
+def test_every_claim_says_why_its_bar_and_is_judged_on_full_results():
+    """With every result there, no claim is left without a number, and none fails for want of an argument."""
+    experiments = read_experiments()
+    claims = read_claims(PAPER, experiments)
+    configs = {c.name: c for e in experiments.values() if e.probe is None for c in e.configs(2)}
+    known = Evidence(experiments, [result(c, 0.5 + 0.01 * c.seed) for c in configs.values()])
+    for one in claims.tested:
+        assert one.why and one.where and one.says and one.topic
+        if not one.how.startswith("probe"):
+            assert judge(one, known).verdict != NOT_RUN, one.id
+            assert isinstance(judge(one, known).finding, Finding)
+    assert all(one.why for one in claims.untested)
+
+
+# -- reading studies ----------------------------------------------------------------------------------------------
+
+EXPERIMENT = """
+title = "Small"
+paper = "Fig. 1"
+benchmark = "permuted-digits"
+seeds = 1
+[fields]
+tasks = 3
+epochs = 1
+hidden = 8
+[runs]
+alasso = {}
+si = {}
+"a=3" = { method = "alasso", a = 3.0 }
+[quick]
+tasks = 2
+"""
+SHARING = """
+title = "Shares two runs with the other one"
+benchmark = "permuted-digits"
+seeds = 2
+[fields]
+tasks = 3
+epochs = 1
+hidden = 8
+[runs]
+plain = { method = "alasso" }
+si = {}
+sgd = {}
+"""
+CLAIMS = """
+[[claim]]
+id = "gap"
+topic = "Small"
+where = "Fig. 1"
+says = "ALASSO is above SI"
+paper = 0.1
+at_least = -1.0
+why = "anything is"
+how = "difference"
+of = "small/alasso"
+less = "small/si"
+quick = true
+
+[[claim]]
+id = "loss"
+topic = "Small"
+where = "Fig. 2"
+says = "losses are uneven"
+at_most = 2.0
+why = "anything is"
+how = "probe_evenness"
+of = "probe/alasso"
+quick = true
+"""
+PROBE = """
+title = "Probe"
+benchmark = "permuted-digits"
+[fields]
+tasks = 3
+epochs = 1
+hidden = 8
+[runs]
+alasso = {}
+[probe]
+weights = 5
+offsets = 5
+examples = 20
+[quick]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A study of one's own, small enough to run."""
+    monkeypatch.setattr(timing, "MEASURING_S", 0.02)
+    (tmp_path / "study" / "experiments").mkdir(parents=True)
+    for name, text in (("small", EXPERIMENT), ("sharing", SHARING), ("probe", PROBE)):
+        (tmp_path / "study" / "experiments" / f"{name}.toml").write_text(text)
+    (tmp_path / "study" / "claims.toml").write_text(CLAIMS)
+    return tmp_path / "study"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[runs]", "[ruins]"), "runs is missing"),
+        (("seeds", "sedes"), "no such field: 'sedes'; did you mean 'seeds'?"),
+        (("a = 3.0", "aa = 3.0"), "alasso has no setting 'aa'"),
+        (("si = {}", "sii = {}"), "run 'sii' names no method"),
+        (("permuted-digits", "permuted-digit"), "did you mean 'permuted-digits'?"),
+        (("tasks = 3", "tasks = "), "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_an_experiment_names_the_file(folder, change, message):
+    path = folder / "experiments" / "small.toml"
+    path.write_text(EXPERIMENT.replace(*change))
+    with pytest.raises(AlassoError) as caught:
+        read_experiment(path)
+    assert message in str(caught.value) and "small.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"difference"', '"diffrence"'), "no computation 'diffrence'; did you mean 'difference'?"),
+        (("less =", "minus ="), "difference takes no 'minus'"),
+        (('less = "small/si"', ""), "difference needs 'less'"),
+        (("small/si", "small/sii"), "experiment small has no run 'sii'; did you mean 'si'?"),
+        (("small/si", "smal/si"), "no experiment 'smal'; did you mean 'small'?"),
+        (("at_least = -1.0", ""), "a bar is missing"),
+        (('why = "anything is"', ""), "why is missing"),
+        (('id = "loss"', 'id = "gap"'), "two claims are called 'gap'"),
+    ],
+)
+def test_a_mistake_in_a_claim_is_found_before_anything_runs(folder, change, message):
+    (folder / "claims.toml").write_text(CLAIMS.replace(*change, 1))
+    with pytest.raises(AlassoError) as caught:
+        read_claims(folder, read_experiments(folder))
+    assert message in str(caught.value) and "claims.toml" in str(caught.value)
+
+
+# -- planning -----------------------------------------------------------------------------------------------------
+
+
+def test_shared_runs_are_planned_once_and_finished_ones_not_at_all(folder, tmp_path):
+    experiments = list(read_experiments(folder).values())
+    planned = make_plan(experiments, None, tmp_path)
+    (part,) = planned.parts
+    # small: alasso, si, a=3; sharing: the same alasso and si with a second seed, and sgd with two.
+    assert (planned.runs, planned.present, len(planned.probes)) == (7, 0, 1)
+    assert len({config.name for config in part.configs}) == 7 and part.title == "permuted-digits, 3 tasks"
+    for config in part.configs:
+        results.write(result(config, 0.5), tmp_path)
+    probe_file(next(e for e in experiments if e.probe), tmp_path)
+    done = make_plan(experiments, None, tmp_path)
+    assert done.empty and done.present == 7
+    result_path(part.configs[2], tmp_path).unlink()
+    again = make_plan(experiments, None, tmp_path)
+    assert [config.name for p in again.parts for config in p.configs] == [part.configs[2].name]
+    assert make_plan(experiments, 3, tmp_path).runs == 4 * 3 - 6
+
+
+def test_only_and_skip():
+    found = read_experiments()
+    assert [one.id for one in chosen(found, ["cifar", "mnist-30"], [])] == ["mnist-30", "cifar"]
+    assert "cifar" not in {one.id for one in chosen(found, [], ["cifar"])}
+    with pytest.raises(AlassoError, match="no experiment 'cifr'; did you mean 'cifar'"):
+        chosen(found, [], ["cifr"])
+
+
+# -- times --------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_those_that_a_run_makes():
+    from alasso.bench.config import RunConfig
+
+    mnist = RunConfig.for_benchmark("permuted-mnist", "alasso")
+    assert timing.steps_of(mnist) == 30 * 20 * 235
+    cifar = RunConfig.for_benchmark("split-cifar", "si")
+    assert timing.steps_of(cifar) == 60 * (3 * 59 + 27 * 6)
+    assert timing.steps_of(RunConfig.for_benchmark("split-tiny-imagenet", "si")) == 60 * 30 * 24
+
+
+def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
+    experiments = read_experiments(folder)
+    planned = make_plan([experiments["small"]], None, tmp_path)
+    known = [result(experiments["small"].config("si", 5), 0.5)]  # 10 seconds on the abacus
+    measured = []
+
+    def measure(config):
+        measured.append(config.method)
+        return 0.001
+
+    steps = timing.steps_of(known[0].config)
+    here = timing.estimate(planned, known, tmp_path, "abacus", measure)
+    assert here.seconds == pytest.approx(30.0) and not measured
+    assert here.sentence() == "about 30 s on abacus (from results of this device)"
+    other = timing.estimate(planned, known, tmp_path, "slide rule", measure)
+    assert other.seconds == pytest.approx(3 * steps * 0.001) and "measured just now" in other.sentence()
+    timing.note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [], 3.0)  # stopped before any run ended
+    timing.note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [known[0].config], 4.0)
+    noted = timing.estimate(planned, known, tmp_path, "slide rule", measure)
+    assert noted.seconds == pytest.approx(21.0) and "before" in noted.sentence()
+
+
+def test_a_damaged_line_of_times_is_left_aside(tmp_path):
+    timing.note_part(tmp_path, "p", "d", [], 1.0)
+    with (tmp_path / timing.PARTS_FILE).open("a") as stream:
+        stream.write("half a li")
+    assert [row.part for row in timing.read_parts(tmp_path)] == ["p"]
+
+
+@pytest.mark.parametrize("method", ["alasso", "vcl"])
+def test_a_step_can_be_measured(method):
+    config = experiment(runs={method: {}}).config(method)
+    assert 0 < timing.seconds_of_a_step(config, "cpu", budget=0.01) < 1
+
+
+def test_runs_are_gone_on_with_and_stacked_as_the_device_takes_them(tmp_path):
+    options = carrying.options_for(tmp_path, None, "cpu", quiet=True)
+    assert options.resume and not options.restart and options.lanes is None
+
+
+# -- the document -------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_document_from_nothing_says_not_run_everywhere(tmp_path):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    work = Study.read(None, [], [], None, False, Places(tmp_path, tmp_path / "d.md", tmp_path / "r.html"))
+    text = work.document(work.judged(), drawing=True)
+    assert "{{" not in text and f"Of {len(work.claims.tested)} claims: {len(work.claims.tested)} not run." in text
+    points = ("may Ω fall?", "damping ξ", "a weight that did not move", "Adam between tasks", "a of the main", "epochs")
+    for point in points:
+        row = next(line for line in text.splitlines() if line.startswith(f"| {point}"))
+        assert row.count("not run") == 3, row
+    assert "re-split" not in text and not (tmp_path / "figures").exists()
+
+
+def test_the_papers_document_fills_in_numbers_and_draws(tmp_path):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    experiments = read_experiments()
+    for seed in (0, 1):
+        for run, final in (("as-run", 0.9), ("omega-may-fall", 0.5 + 0.1 * seed)):
+            results.write(result(experiments["details-mnist"].config(run, seed), final), tmp_path)
+    for run, final in (("alasso", 0.7), ("si", 0.6), ("single-task", 0.8)):
+        data = {"cifar10": "official", "cifar100": "re-split"}
+        results.write(result(experiments["cifar"].config(run), final, data=data), tmp_path)
+    timing.note_part(tmp_path, "split-cifar, 30 tasks", "abacus", [experiments["cifar"].config("si")], 90.0)
+    work = Study.read(None, [], [], None, False, Places(tmp_path, tmp_path / "docs" / "d.md", tmp_path / "r.html"))
+    text = work.document(work.judged(), drawing=True)
+    row = next(line for line in text.splitlines() if line.startswith("| may Ω fall?"))
+    assert row.endswith("| 0.900 ± 0.000 (2) | 0.550 ± 0.071 (2) | −0.350 ± 0.071 (2) |")
+    assert "**CIFAR-100 is the re-split edition**" in text
+    assert "**Split CIFAR-10/100, 30 tasks (cifar100 re-split)**" in text and "Data: cifar100 re-split." in text
+    assert "| ALASSO beats SI by 5.7 points | Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | above 0 | holds |" in text
+    assert "| split-cifar, 30 tasks | abacus | 1 | 90 s | 90.0 |" in text or "2 min" in text
+    links = re.findall(r"\]\((figures/.*?)\)", text)
+    assert links and all((tmp_path / "docs" / link).exists() for link in links)
+
+
+def test_a_template_that_asks_for_what_there_is_not(tmp_path):
+    document = Document(evidence({}), [])
+    for template, message in (("{{verdict}}", "did you mean 'verdicts'"), ("{{mean}}", "too few or too many")):
+        with pytest.raises(AlassoError, match=message):
+            document.fill(template)
+    assert "{{verdicts}}" in template_of(tmp_path)  # a study without a template has a plain one
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def command(words, monkeypatch, capsys, width=100):
+    monkeypatch.setattr(sys, "argv", ["alasso", *map(str, words)])
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return (ended.value.code or 0, *capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "mnist-300"], "no experiment 'mnist-300'; did you mean 'mnist-30'?"),
+        (["--skip", "cifra"], "did you mean 'cifar'?"),
+        (["--quick", "--only", "cifar"], "cifar has no quick version"),
+        (["--only", "cifar", "--skip", "cifar"], "no experiment is left"),
+        (["--study", "nowhere"], "nowhere holds no experiments"),
+        (["--only", "si-10", "--data-dir", "nowhere"], "data not found: mnist"),
+        (["--device", "tpu9", "--only", "si-10", "--plan"], "no device 'tpu9'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, output, errors = command(["reproduce", *words], monkeypatch, capsys)
+    assert code == 2 and message in errors and len(errors.splitlines()) == 1 and not output
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("bokeh", reason="the report extra is not installed")
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
+    code, output, errors = command([*words, "--plan"], monkeypatch, capsys)
+    assert code == 0, errors
+    assert "7 runs to do, 0 already in" in output and "sharing, small" in output and not (tmp_path / "out").exists()
+
+    code, output, errors = command([*words, "--quiet"], monkeypatch, capsys)
+    assert code == 0, errors
+    assert len(list((tmp_path / "out").glob("*_s*.json"))) == 8  # seven runs and a probe
+    assert "Of 2 claims: 2 hold." in output
+    assert "| ALASSO is above SI |" in (tmp_path / "out" / "reproduction.md").read_text()
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+    assert sum(row.runs for row in timing.read_parts(tmp_path / "out")) == 7
+
+    gone = next((tmp_path / "out").glob("*_si_*_s0.json"))
+    before = results.read(gone)
+    gone.unlink()
+    code, output, errors = command(words, monkeypatch, capsys)
+    assert code == 0, errors
+    assert "1 run to do, 6 already there" in output and results.read(gone).accuracy == before.accuracy
+    code, output, _ = command([*words, "--plan"], monkeypatch, capsys)
+    assert code == 0 and "Nothing to run: all 7 results" in output
+
+
+def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("bokeh", reason="the report extra is not installed")
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "--quick", "--study", folder, "--device", "cpu", "--quiet"]
+    code, output, errors = command(words, monkeypatch, capsys)
+    assert code == 0, errors
+    found = [results.read(p) for p in (tmp_path / "runs" / "quick").glob("*_s0.json")]
+    assert sorted(r.config.tasks for r in found) == [2, 2, 2]  # the small versions, of those that have one
+    assert "indicative" in output.lower() and "seen" in output and "holds" not in output
+    assert "no verdict on the paper" in (tmp_path / "runs" / "quick" / "reproduction.md").read_text()
+    assert not (tmp_path / "docs").exists()
+
+    results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path / "real")
+    code, _, errors = command([*words, "--out", "real"], monkeypatch, capsys)
+    assert code == 2 and "--quick takes a folder of its own" in errors
+
+
+def test_judging_needs_no_data_and_runs_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    experiments = read_experiments()
+    for run, final in (("alasso", 0.7), ("si", 0.6)):
+        results.write(result(experiments["cifar"].config(run), final), tmp_path / "results")
+    code, output, errors = command(["reproduce", "--judge", "--only", "cifar"], monkeypatch, capsys, width=120)
+    assert code == 0, errors
+    assert "ALASSO beats SI by 5.7 points" in output and "not run in cifar: single-task" in output
+    assert len(list((tmp_path / "results").iterdir())) == 2
+    assert (tmp_path / "docs" / "reproduction.md").exists()
+
+
+def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
+    def stop(*arguments):
+        raise carrying.runs.Stopped("task 2, epoch 1, step 3")
+
+    monkeypatch.setattr(carrying.runs, "carry_out", stop)
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu", "--only", "small"]
+    code, output, _ = command(words, monkeypatch, capsys)
+    assert code == 130 and "Stopped; saved up to task 2, epoch 1, step 3. Go on with:" in output
+    assert f"alasso reproduce --study {folder} --out {tmp_path / 'out'} --device cpu --only small" in output
+
+
+def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(carrying.runs, "carry_out", lambda *arguments: signal.raise_signal(signal.SIGTERM))
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu", "--only", "small"]
+    code, output, _ = command(words, monkeypatch, capsys)
+    assert code == 130 and "Stopped. Go on with:" in output
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_experiments_are_listed(monkeypatch, capsys):
+    code, output, _ = command(["list"], monkeypatch, capsys, width=200)
+    assert code == 0 and all(name in output for name in read_experiments())
