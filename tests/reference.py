@@ -50,8 +50,9 @@ class Reference:
     def asymmetric(self, theta, Omega, anchor, before, a, eps):
         """Eqs. 4 and 5."""
         alpha = (theta - anchor).detach() * (before - anchor)
-        if self.h.get("unmoved") == "moved_right":
+        if self.h.get("unmoved", "unobserved") != "unobserved":
             alpha = torch.where(before == anchor, -(theta - anchor).detach(), alpha)
+        if self.h.get("unmoved") == "sign_of_omega":
             alpha = torch.where(Omega == 0, (theta - anchor).detach(), alpha)  # the side is kept as the sign of Ω
         return torch.where(alpha > 0, Omega, a * Omega + eps) * (theta - anchor) ** 2
 

@@ -32,6 +32,7 @@ METHODS = {
     "alasso-not-monotone": (ALASSO, {**ALASSO_DEFAULTS, "monotone": False, "xi": 1e-3}),
     "alasso-asymmetric-only": (ALASSO, {**ALASSO_DEFAULTS, "omega_rule": "si"}),
     "alasso-authors": (ALASSO, {**ALASSO_DEFAULTS, "unmoved": "moved_right"}),
+    "alasso-sign": (ALASSO, {**ALASSO_DEFAULTS, "unmoved": "sign_of_omega"}),
     "si": (SI, {"c": 2.0, "xi": 0.01}),
     "ewc": (EWC, {"lam": 20.0}),
     "online-ewc": (OnlineEWC, {"lam": 20.0, "gamma": 0.8}),

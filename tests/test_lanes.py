@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from alasso import kernels
 from alasso.bench import lanes, models, results, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
@@ -220,13 +221,13 @@ def stacked_tensors(device, lanes_, outs, inputs):
 
 @on_gpu
 @pytest.mark.parametrize("count", [1, 33, 70_001])
-def test_the_handwritten_pass_equals_the_plain_one(count):
+def test_the_compiled_pass_equals_the_plain_one(count):
     values = ([1e-3, 2e-3, 3e-3], [0.5, 0.7, 1.0], [True, False, True])
     pace = [torch.tensor(of_lanes).cuda()[:, None] for of_lanes in values]
     gradient = torch.randn(3, count, generator=torch.Generator().manual_seed(0)).cuda()
     got = [tensor.flatten(1) for tensor in stacked_tensors("cuda", 3, 1, count)]
     before = [tensor.clone() for tensor in got]
-    lanes.spring_and_adam_by_hand_(*got, gradient, *pace)
+    kernels.compiled(lanes.spring_and_adam_)(*got, gradient, *pace)
     want = [tensor.double() for tensor in before]
     lanes.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), pace[2])
     for new, old, expected in zip(got, before, want, strict=True):
@@ -253,7 +254,6 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, monkeypatch):
         return [everything(lane) for lane in group]
 
     fast = trained()
-    monkeypatch.setattr(lanes, "can_be_handwritten", lambda rows: False)
     monkeypatch.setattr(lanes, "WARM_UP", 10**9)
     monkeypatch.setattr(lanes.Stack, "kernel", lambda self, function: function)
     for got, want in zip(fast, trained(), strict=True):

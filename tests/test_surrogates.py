@@ -79,34 +79,45 @@ def test_omega_worked_by_hand_over_three_tasks_as_the_authors_ran_it():
 
     # Task 1: (0, 0, 0) → (1, −1, 0) with g = (−2, 3, 5).     ω = −g·Δ = (2, 3, 0); no past.
     #   Ω = ω / (Δ² + ξ) = (2/2, 3/2, 0/1) = (1, 1.5, 0)
-    #   sides: x came from the left, y from the right; z has Ω = 0, whose sign says nothing: its right side is free
+    #   sides: x came from the left, y from the right, z stood still and so counts as come from the left
     add_to_path_(state.path, tensor(-2, 3, 5), tensor(0, 0, 0), tensor(1, -1, 0))
     state = surrogate.consolidate(state, tensor(1, -1, 0))
     torch.testing.assert_close(state.omega, tensor(1, 1.5, 0), rtol=0, atol=0)
-    assert state.side.tolist() == [-1, 1, 1]
+    assert state.side.tolist() == [-1, 1, -1]
 
     # Task 2: → (2, −0.5, 1) with g = (−4, −2, −1).           Δ = (1, 0.5, 1), ω = (4, 1, 1).
     #   past: x to the right, unobserved: ½·(2·1 + ½)·1² = 1.25
     #         y to the right, observed:   ½·1.5·0.5²     = 0.1875
-    #         z to the right, free:       ½·0·1²         = 0
-    #   Eq. 7: ((4−1.25)/2, (1−0.1875)/1.25, (1−0)/2) = (1.375, 0.65, 0.5)
+    #         z to the right, unobserved: ½·(2·0 + ½)·1² = 0.25
+    #   Eq. 7: ((4−1.25)/2, (1−0.1875)/1.25, (1−0.25)/2) = (1.375, 0.65, 0.375)
     #   never falling: y keeps 1.5
     add_to_path_(state.path, tensor(-4, -2, -1), tensor(1, -1, 0), tensor(2, -0.5, 1))
     state = surrogate.consolidate(state, tensor(2, -0.5, 1))
-    torch.testing.assert_close(state.omega, tensor(1.375, 1.5, 0.5), rtol=0, atol=0)
+    torch.testing.assert_close(state.omega, tensor(1.375, 1.5, 0.375), rtol=0, atol=0)
     assert state.side.tolist() == [-1, -1, -1]
 
     # Task 3: → (1.5, −0.5, 2) with g = (1, 7, −3).           Δ = (−0.5, 0, 1), ω = (0.5, 0, 3).
     #   past: x to the left, observed:    ½·1.375·0.5²        = 0.171875
     #         y stood still:              0
-    #         z to the right, unobserved: ½·(2·0.5 + ½)·1²    = 0.75
-    #   Eq. 7: (0.328125/1.25, 0/1, 2.25/2) = (0.2625, 0, 1.125)
-    #   never falling: (1.375, 1.5, 1.125)
+    #         z to the right, unobserved: ½·(2·0.375 + ½)·1²  = 0.625
+    #   Eq. 7: (0.328125/1.25, 0/1, 2.375/2) = (0.2625, 0, 1.1875)
+    #   never falling: (1.375, 1.5, 1.1875)
     add_to_path_(state.path, tensor(1, 7, -3), tensor(2, -0.5, 1), tensor(1.5, -0.5, 2))
     state = surrogate.consolidate(state, tensor(1.5, -0.5, 2))
-    torch.testing.assert_close(state.omega, tensor(1.375, 1.5, 1.125), rtol=0, atol=0)
+    torch.testing.assert_close(state.omega, tensor(1.375, 1.5, 1.1875), rtol=0, atol=0)
     assert state.side.tolist() == [1, -1, -1]
     assert state.path.tolist() == [0, 0, 0]
+
+
+def test_a_side_kept_as_the_sign_of_omega_is_lost_where_omega_is_zero():
+    """ω = (2, −1, 0), so Ω = (1, 0, 0): the last two are free on the right, ε on the left."""
+    surrogate = AlassoSurrogate(xi=1.0, epsilon=0.25, unmoved="sign_of_omega")
+    state = surrogate.init(tensor(0, 0, 0))
+    add_to_path_(state.path, tensor(-2, -1, 5), tensor(0, 0, 0), tensor(1, -1, 0))
+    state = surrogate.consolidate(state, tensor(1, -1, 0))
+    assert state.omega.tolist() == [1, 0, 0] and state.side.tolist() == [-1, 1, 1]
+    k_minus, k_plus = surrogate.stiffness(state)
+    assert k_minus.tolist() == [1, 0.25, 0.25] and k_plus.tolist() == [1.8 + 0.25, 0, 0]
 
 
 def test_a_weight_that_stood_still_does_not_divide_by_zero_and_keeps_its_omega():

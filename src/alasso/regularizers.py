@@ -33,7 +33,8 @@ class ALASSO(Regularizer):
     ``xi``  added to the squared distance in Eq. 7's denominator; small convolutional networks want 1e-3
     ``monotone``  Ω never falls; not in the paper's text, but its published numbers need it
     ``omega_rule``  "accurate", Eq. 7, or "si", Eq. 3
-    ``unmoved``  a weight that stood still is "unobserved" on both sides (Eq. 5) or counts as "moved_right"
+    ``unmoved``  a weight that stood still is "unobserved" on both sides (Eq. 5) or counts as "moved_right";
+    "sign_of_omega" is the latter with the side lost where Ω = 0, as in the authors' program
     ``exclude``  shell-style patterns of parameter names to leave alone
 
     >>> model = nn.Linear(4, 2)

@@ -131,7 +131,7 @@ _ALASSO = {
 }
 _ALASSO_CHOICES: dict[str, tuple[str, ...]] = {
     "omega_rule": ("accurate", "si"),
-    "unmoved": ("unobserved", "moved_right"),
+    "unmoved": ("unobserved", "moved_right", "sign_of_omega"),
 }
 _ALASSO_SEARCH = {"c": (0.3, 1.0, 3.0), "xi": (0.003, 0.01, 0.03, 0.1)}
 _IMM = {"transfer": "l2", "lam": 1e-4, "drop": 0.5, "last_weight": 0.0, "start": "merged", "labels": "true"}

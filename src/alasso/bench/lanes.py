@@ -268,10 +268,7 @@ class Stack:
             gradient = gradient[None]
         with self.aside(gradient):
             rows = [*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta)]
-            if can_be_handwritten(rows):
-                spring_and_adam_by_hand_(*rows, *pace)
-            else:
-                self.kernel(spring_and_adam_)(*rows, *pace)
+            self.kernel(spring_and_adam_)(*rows, *pace)
 
     @contextmanager
     def aside(self, *needed: Tensor) -> Iterator[None]:
@@ -333,19 +330,6 @@ def spring_and_adam_(
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))
-
-
-def can_be_handwritten(rows: Sequence[Tensor]) -> bool:
-    return kernels.has_triton() and all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in rows)
-
-
-def spring_and_adam_by_hand_(theta: Tensor, *others: Tensor) -> None:
-    """:func:`spring_and_adam_`, to the rounding of float32."""
-    from alasso.bench.lanes_kernel import spring_and_adam
-
-    lanes, count = theta.shape
-    block = 1024
-    spring_and_adam[(-(-count // block), lanes)](theta, *others, count, BETA1, BETA2, EPSILON, BLOCK=block, num_warps=4)
 
 
 def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from alasso.methods.si import accumulated_omega, ratio_or
 from alasso.methods.surrogate import Surrogate, check_non_negative, two_sided_spring
 
 OmegaRule = Literal["accurate", "si"]
-Unmoved = Literal["unobserved", "moved_right"]
+Unmoved = Literal["unobserved", "moved_right", "sign_of_omega"]
 
 #: Code in ``side`` of a weight without a past (first task, new row of a head): no surrogate, not even ε.
 NO_PAST = 2
@@ -58,7 +58,8 @@ class AlassoSurrogate(Surrogate[AlassoState]):
 
     ``omega_rule="si"`` puts SI's Eq. 3 in place of Eq. 7 (the paper's ablation "asymmetric only"); Eq. 3 carries Ω over
     by itself, so ``monotone`` speaks of Eq. 7 alone. ``unmoved`` says which side of a weight that stood still counts as
-    observed: neither, as Eq. 5 has it, or as in the authors' experiment the left one (the right one where Ω = 0).
+    observed: neither, as Eq. 5 has it, or the left one, as in the authors' experiment; "sign_of_omega" is the same with
+    the side lost where Ω = 0, as in their program.
     """
 
     a: float | Tensor = 1.8
@@ -130,10 +131,12 @@ def asymmetric_factors(
 def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
     """Sign of θ̂ⁿ⁻¹ − θ̂ⁿ, the second factor of Eq. 4: the observed side is where the weight came from."""
     side = -torch.sign(moved).to(torch.int8)
-    if unmoved == "moved_right":
-        # Deviation from Eq. 5 in the authors' experiment: a weight that stood still counts as moved right. They keep
-        # the side as the sign of Ω, so where Ω = 0 it is lost, and ε is charged on the left whatever the move was.
-        side = torch.where(side == 0, -1, side)
+    if unmoved != "unobserved":
+        # Deviation from Eq. 5 in the authors' experiment: a weight that stood still counts as moved right.
+        side = torch.where(side == 0, -1, side).to(torch.int8)
+    if unmoved == "sign_of_omega":
+        # To the letter of their program, which keeps the side as the sign of Ω: where Ω = 0 it is lost, and ε is
+        # charged on the left whatever the move was.
         side = torch.where(Omega == 0, 1, side).to(torch.int8)
     return side
 
