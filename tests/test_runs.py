@@ -300,6 +300,8 @@ def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
     writer.finish()
     with pytest.raises(AlassoError, match="checkpoint of another run: settings differ"):
         checkpoint.load(path, other, torch.device("cpu"))
+    with pytest.raises(AlassoError, match="was begun on other data"):
+        checkpoint.load(path, config, torch.device("cpu"), {"digits": "another edition"})
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(AlassoError, match="not a checkpoint"):
         checkpoint.load(path, config, torch.device("cpu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from alasso.bench.atomic import write_whole
 from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -40,11 +41,19 @@ class Writer:
         self._pending: list[Future[None]] = []
 
     def save(
-        self, path: Path, config: RunConfig, position: Position, learner_state: dict[str, Any], device: torch.device
+        self,
+        path: Path,
+        config: RunConfig,
+        position: Position,
+        learner_state: dict[str, Any],
+        device: torch.device,
+        data: Mapping[str, str] | None = None,
     ) -> None:
+        """``data`` says which edition of which data set the run is made on."""
         content = {
             "version": VERSION,
             "config": config.to_json(),
+            "data": dict(data or {}),
             "position": copy.deepcopy(asdict(position)),
             "learner": copied_to_host(learner_state),
             "random": random_state(device),
@@ -91,7 +100,9 @@ def _copying_to_host(state: Any) -> Any:
     return state
 
 
-def load(path: Path, config: RunConfig, device: torch.device) -> tuple[Position, dict[str, Any]]:
+def load(
+    path: Path, config: RunConfig, device: torch.device, data: Mapping[str, str] | None = None
+) -> tuple[Position, dict[str, Any]]:
     """Position and learner state; also sets torch's random state. No code in the file is ever run."""
     try:
         content = torch.load(path, map_location=device, weights_only=True)
@@ -105,6 +116,8 @@ def load(path: Path, config: RunConfig, device: torch.device) -> tuple[Position,
         raise AlassoError(
             f"{path} is a checkpoint of another run: {', '.join(differing)} differ; start over with --restart"
         )
+    if content["data"] != dict(data or {}):
+        raise AlassoError(f"{path} was begun on other data ({content['data']}, now {dict(data or {})}); use --restart")
     restore_random_state(content["random"], device)
     return Position(**content["position"]), content["learner"]
 

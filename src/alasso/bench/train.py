@@ -218,7 +218,9 @@ class Trainer:
         self.note_position()
         for lane in self.lanes:
             if lane.saved is not None:
-                self.writer.save(lane.saved, lane.config, lane.position, lane.learner.state_dict(), lane.learner.device)
+                learner = lane.learner
+                state, editions = learner.state_dict(), lane.stream.editions
+                self.writer.save(lane.saved, lane.config, lane.position, state, learner.device, editions)
 
     def note_position(self) -> None:
         seconds = time.monotonic() - self._started
@@ -256,7 +258,7 @@ def begun(
     torch.manual_seed(config.seed)
     learner, position = make_learner(config, stream, model, device), Position()
     if resume_from and resume_from.exists():
-        position, state = checkpoint.load(resume_from, config, device)
+        position, state = checkpoint.load(resume_from, config, device, stream.editions)
         learner.load_state_dict(state)
     return Lane(config, stream, learner, position, saved, observer)
 
