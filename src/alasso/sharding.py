@@ -1,11 +1,140 @@
-"""Where a parameter may be one rank's shard of a larger tensor. All maths is elementwise, so the shard suffices."""
+"""Where a parameter may be one rank's shard of a larger tensor, or a model one of several replicas.
+
+All maths is elementwise, so a shard suffices for it. What has to cross ranks is here: sums over the ranks' data, totals
+over shards, and states that are saved by one number of ranks and loaded by another.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 
 def local(tensor: Tensor) -> Tensor:
     """The shard that lives on this rank; the tensor itself where nothing is sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(values: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's shard of ``values``, which are whole or themselves sharded, cut as ``parameter`` is. A copy."""
+    if isinstance(values, DTensor):
+        if isinstance(parameter, DTensor) and same_layout(values, parameter):
+            return values.to_local().clone()
+        values = values.full_tensor()
+    if not isinstance(parameter, DTensor):
+        return values.clone()
+    mesh = parameter.device_mesh
+    # Every rank has all of it, so cutting needs no communication.
+    whole = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return whole.redistribute(mesh, parameter.placements).to_local().clone()
+
+
+def same_layout(one: DTensor, other: DTensor) -> bool:
+    return one.device_mesh == other.device_mesh and one.placements == other.placements and one.shape == other.shape
+
+
+def as_sharded(shard: Tensor, parameter: Tensor) -> Tensor:
+    """A shard as a part of the whole, cut as ``parameter`` is; a copy."""
+    if not isinstance(parameter, DTensor):
+        return shard.clone()
+    return DTensor.from_local(
+        shard.clone(),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def is_first_shard(parameter: Tensor) -> bool:
+    """True on the one rank that stands for all shards of a parameter."""
+    return not isinstance(parameter, DTensor) or not any(parameter.device_mesh.get_coordinate() or ())
+
+
+def sum_over_shards(values: Tensor, parameter: Tensor) -> Tensor:
+    """Sum over the ranks that hold different shards of ``parameter``; ``values`` itself where it is whole."""
+    if not isinstance(parameter, DTensor):
+        return values
+    total = values.detach().clone()
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_shard():
+            dist.all_reduce(total, group=parameter.device_mesh.get_group(dim))
+    return total
+
+
+def total_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Sum of (term, parameter it came from) over all shards. The gradient is that of this rank's own shards."""
+    device = terms[0][0].device
+    own = torch.stack([term.to(device) for term, _ in terms]).sum()
+    layouts: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    for term, parameter in terms:
+        if isinstance(parameter, DTensor):
+            layouts.setdefault((parameter.device_mesh, parameter.placements), []).append((term, parameter))
+    for group in layouts.values():
+        share = torch.stack([term.detach().to(device) for term, _ in group]).sum()
+        own = own + (sum_over_shards(share, group[0][1]) - share)
+    return own
+
+
+def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
+    """Each flag's largest value over all ranks, if any of the parameters is sharded: ranks must decide alike."""
+    sharded = next((p for p in parameters if isinstance(p, DTensor)), None)
+    if sharded is None:
+        return list(flags)
+    largest = torch.tensor(flags, device=local(sharded).device)
+    for dim in range(sharded.device_mesh.ndim):
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=sharded.device_mesh.get_group(dim))
+    return [int(flag) for flag in largest]
+
+
+def add_over_ranks_(tensors: Iterable[Tensor]) -> None:
+    """Sums of what each rank saw of the data, in place; nothing outside a distributed run."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[Callable[[nn.Parameter], nn.Parameter]]:
+    """While within, a sharded model has whole parameters and runs like a plain one, on every rank by itself.
+
+    Yields a function from a parameter to the one that stands in for it. Takes memory for the whole model on each rank.
+    """
+    stand_ins: dict[nn.Parameter, nn.Parameter] = {}
+    changed: list[tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None]]] = []
+    hooks: list[tuple[nn.Module, str, Mapping[int, Any]]] = []
+    for module in model.modules():
+        changed.append((module._parameters, dict(module._parameters)))
+        for slot, parameter in changed[-1][1].items():
+            if parameter is None or not isinstance(values := parameter.detach(), DTensor):
+                continue
+            if parameter not in stand_ins:
+                stand_ins[parameter] = nn.Parameter(values.full_tensor(), parameter.requires_grad)
+            module._parameters[slot] = stand_ins[parameter]
+        for table in ("_forward_pre_hooks", "_forward_hooks"):
+            present = getattr(module, table)
+            others = OrderedDict((key, hook) for key, hook in present.items() if not of_fsdp(hook))
+            if len(others) < len(present):
+                hooks.append((module, table, present))
+                setattr(module, table, others)
+    try:
+        yield lambda parameter: stand_ins.get(parameter, parameter)
+    finally:
+        for slots, before in changed:
+            slots.update(before)
+        for module, table, present in hooks:
+            setattr(module, table, present)
+
+
+def of_fsdp(hook: Any) -> bool:
+    """Whether a hook gathers or frees shards, which a whole model must not do."""
+    owner = getattr(hook, "__self__", None)
+    return type(owner).__module__.startswith("torch.distributed.fsdp")
