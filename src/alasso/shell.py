@@ -73,6 +73,11 @@ class Regularizer:
             attachment.remove()
         self._attachments.clear()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is an optimizer whose steps are observed."""
+        return bool(self._attachments)
+
     def __enter__(self) -> Regularizer:
         return self
 
