@@ -1,8 +1,8 @@
 """Lightning: a callback that attaches in ``fit`` and consolidates at its end.
 
-    keep = AlassoCallback(ALASSO(model))
-    for task in tasks:
-        Trainer(max_epochs=5, callbacks=[keep]).fit(model, task)
+keep = AlassoCallback(ALASSO(model))
+for task in tasks:
+    Trainer(max_epochs=5, callbacks=[keep]).fit(model, task)
 """
 
 from __future__ import annotations
