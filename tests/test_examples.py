@@ -38,6 +38,11 @@ def test_huggingface():
     assert figures["mean_alasso"] > figures["mean_plain"] + 0.1
 
 
+def test_lora():
+    means = main_of("lora.py", "transformers", "peft")()
+    assert means["ALASSO"] > means["plain"] + 0.05
+
+
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_fsdp2_by_torchrun_with_two_ranks_then_one(tmp_path):
     outputs = []

@@ -264,6 +264,22 @@ class Regularizer:
         for name, parameter in self.protected():
             self._states[name] = self.surrogate.init(self._theta(parameter))
 
+    def shift_anchor(self, parameter: nn.Parameter, by: Tensor) -> None:
+        """The caller gave this parameter another origin, θ → θ + ``by``, that changes nothing: memory goes along."""
+        name, state = self._known(parameter)
+        self._states[name] = state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype))
+
+    def forget(self, parameter: nn.Parameter) -> None:
+        """This parameter no longer matters to what was learned: it starts again, without a past."""
+        name, _ = self._known(parameter)
+        self._states[name] = self.surrogate.init(self._theta(parameter))
+
+    def _known(self, parameter: nn.Parameter) -> tuple[str, Any]:
+        name = self.name_of(parameter)
+        if name is None or name not in self._states:
+            raise AlassoError("this parameter is not protected; pass one of the regularizer's own model")
+        return name, self.state_of(name, parameter)
+
     def _theta(self, parameter: nn.Parameter) -> Tensor:
         theta = local(parameter).detach()
         return theta.to(state_dtype(theta))
