@@ -5,7 +5,8 @@ What is here makes adapters part of the base weights between tasks, so that each
 .. math:: W + s\,BA \;\to\; W' + s\,B'A, \qquad W' = W + s\,BA, \quad B' = 0
 
 The weights do not change, and neither does ∂W/∂B = s·(·)A: what was learned about the importance of B holds for B′,
-whose anchor is B's less what was merged. ∂W/∂A = s·B′ᵀ(·) is zero now, so A is free to turn to what the next task needs.
+whose anchor is B's less what was merged. ∂W/∂A = s·B′ᵀ(·) is zero now, so A is free to turn to what the next task
+needs.
 """
 
 from __future__ import annotations
@@ -45,10 +46,8 @@ def merge_adapters(regularizer: Regularizer) -> None:
 
 def adapter_pairs(model: nn.Module) -> Iterator[tuple[Any, str, nn.Parameter, nn.Parameter]]:
     """(layer, adapter, factor that starts at zero, the other factor) of every active adapter."""
-    layers: Iterator[Any] = model.modules()
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     for layer in layers:
-        if not isinstance(layer, LoraLayer):
-            continue
         if layer.merged:
             raise AlassoError("the adapters are merged for inference at the moment; call unmerge_adapter() first")
         for adapter in layer.active_adapters:
