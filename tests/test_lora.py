@@ -125,23 +125,22 @@ def test_the_other_factor_is_free_after_merging():
     assert float(reg.penalty()) == pytest.approx(0.0, abs=1e-20)
 
 
-def test_tasks_with_merging_in_between_are_learned_and_saved():
+def test_an_attached_run_with_merging_in_between_is_that_of_one_restored_before_the_merge():
     model, optimizer, reg = trained_for_a_task(c=5.0)
     for task in TASKS[1:]:
-        merge_adapters(reg)
-        run(model, optimizer, task)
-        reg.consolidate()
-    other = adapted()
-    other.load_state_dict(model.state_dict())
-    other_reg = ALASSO(other)
-    other_reg.load_state_dict(reg.state_dict())
-    for m, r in ((model, reg), (other, other_reg)):
-        merge_adapters(r)
-        o = adam(m)
-        r.detach()
-        r.attach(o)
-        run(m, o, TASKS[0])
-    assert same(weights(model), weights(other)) and reg.tasks == 3
+        other = adapted()
+        other.load_state_dict(model.state_dict())
+        other_optimizer = adam(other)
+        other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        other_reg = ALASSO(other, c=5.0).attach(other_optimizer)
+        other_reg.load_state_dict(reg.state_dict())
+        for m, o, r in ((model, optimizer, reg), (other, other_optimizer, other_reg)):
+            merge_adapters(r)
+            run(m, o, task)
+            r.consolidate()
+        assert same(weights(model), weights(other))
+        assert same(reg.importance().values(), other_reg.importance().values())
+    assert reg.tasks == 3
 
 
 def test_adapters_merged_for_inference_and_taken_out_again_keep_their_state():
