@@ -27,7 +27,9 @@ MIDDLE = 4  # batches of the second task that come before a save
 def launch(ranks, case, folder, *arguments):
     """Run ``case(rank, folder, *arguments)`` on so many real processes, over gloo; raise if one fails or hangs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
+    context.set_forkserver_preload(
+        ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "alasso.regularizers"]
+    )
     folder = Path(folder)
     meeting = folder / f"meeting_{case.__name__}_{ranks}"
     processes = [
@@ -159,7 +161,16 @@ def everything(model, optimizer, reg):
     return {"model": weights, "optimizer": moments, "reg": reg.state_dict()}
 
 
-def case_save_in_the_middle(rank, folder, kind):
+def case_all_on_two_ranks(rank, folder, cases, kinds):
+    """One launch for all: starting processes takes longer than what they do."""
+    case_equal_to_one_process(rank, folder, cases)
+    for kind in kinds:
+        save_in_the_middle(rank, folder, kind)
+    files_beside_a_checkpoint(rank, folder)
+    details_of_shards(rank)
+
+
+def save_in_the_middle(rank, folder, kind):
     ranks = dist.get_world_size()
     tasks = toy_tasks(3, dtype=torch.float64, size=12)
     model, reg, optimizer = start(kind, "float64", fsdp)
@@ -171,7 +182,12 @@ def case_save_in_the_middle(rank, folder, kind):
     dcp.save(everything(model, optimizer, reg), checkpoint_id=folder / f"checkpoint_{kind}")
 
 
-def case_load_and_go_on(rank, folder, kind):
+def case_load_and_go_on(rank, folder, kinds):
+    for kind in kinds:
+        load_and_go_on(rank, folder, kind)
+
+
+def load_and_go_on(rank, folder, kind):
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     ranks = dist.get_world_size()
@@ -187,10 +203,31 @@ def case_load_and_go_on(rank, folder, kind):
         torch.save(found, folder / f"{kind}_{ranks}.pt")
 
 
+def files_beside_a_checkpoint(rank, folder):
+    """What the callback for Hugging Face's Trainer writes and reads: shards from all ranks, one file otherwise."""
+    from alasso.integrations import files
+
+    for wrap in (fsdp, ddp):
+        (place := folder / wrap.__name__).mkdir(exist_ok=True)
+        model, reg, optimizer = start("ALASSO", "float32", wrap)
+        train(model, optimizer, toy_tasks(1)[0], rank, 2)
+        reg.consolidate()
+        saved = {"best": "{}", "regularizer": reg.state_dict()}
+        files.save(saved, place, writes=rank == 0)
+        dist.barrier()
+        assert files.exists(place) and (place / files.FILE).is_file() == (wrap is ddp)
+        _, other, _ = start("ALASSO", "float32", wrap)
+        loaded = files.load(place, like={"best": "?", "regularizer": other.state_dict()})
+        other.load_state_dict(loaded["regularizer"])
+        assert loaded["best"] == "{}" and other.tasks == 1
+        expected, found = whole_tensors(reg.importance()), whole_tensors(other.importance())
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 # -- mistakes and details -----------------------------------------------------------------------------------------
 
 
-def case_details_of_shards(rank, folder):
+def details_of_shards(rank):
     from alasso import AlassoError
 
     # A regularizer from before the model was sharded, as trainers that shard late leave it.

@@ -1,5 +1,6 @@
 """Every example runs as it stands, is short, and shows what it says."""
 
+import json
 import os
 import re
 import runpy
@@ -38,6 +39,11 @@ def test_huggingface():
     assert figures["mean_alasso"] > figures["mean_plain"] + 0.1
 
 
+def test_own_images():
+    means = main_of("own_images.py")()
+    assert means["alasso"] >= means["sgd"]
+
+
 def test_lora():
     means = main_of("lora.py", "transformers", "peft")()
     assert means["ALASSO"] > means["plain"] + 0.05
@@ -62,6 +68,18 @@ def test_fsdp2_by_torchrun_with_two_ranks_then_one(tmp_path):
     assert outputs[0].keys() == {"task 1, on task 1"}
     assert outputs[1].keys() == {"task 2, on task 1", "task 2, on task 2"}
     assert float(outputs[1]["task 2, on task 1"]) > 0.7  # 0.5 without protection
+
+
+def test_the_guides_figures_are_those_that_the_example_wrote():
+    docs = EXAMPLES.parent / "docs"
+    figures = json.loads((docs / "examples" / "huggingface_domains.json").read_text())
+    guide = (docs / "guides" / "huggingface.md").read_text()
+    assert len(figures["seeds"]) == len(figures["plain"]) == len(figures["alasso"]) == 5
+    assert f"| plain | {figures['mean_plain']:.3f} |" in guide
+    assert f"| ALASSO | {figures['mean_alasso']:.3f} |" in guide
+    readme = (docs.parent / "README.md").read_text()
+    assert f"{figures['mean_plain']:.3f} plainly, and {figures['mean_alasso']:.3f}" in readme
+    assert figures["mean_alasso"] >= figures["mean_plain"] + 0.1
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

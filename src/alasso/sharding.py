@@ -55,8 +55,11 @@ def as_sharded(shard: Tensor, parameter: Tensor) -> Tensor:
 
 
 def is_first_shard(parameter: Tensor) -> bool:
-    """True on the one rank that stands for all shards of a parameter."""
-    return not isinstance(parameter, DTensor) or not any(parameter.device_mesh.get_coordinate() or ())
+    """True where the first shard of a parameter lives, which stands for all of them."""
+    if not isinstance(parameter, DTensor):
+        return True
+    place: list[int] = list(parameter.device_mesh.get_coordinate() or ())
+    return not any(index for index, cut in zip(place, parameter.placements, strict=True) if cut.is_shard())
 
 
 def sum_over_shards(values: Tensor, parameter: Tensor) -> Tensor:
