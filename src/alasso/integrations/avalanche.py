@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.training.plugins import SupervisedPlugin
-
 from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
+
+try:
+    from avalanche.training.plugins import SupervisedPlugin
+except ImportError as error:
+    raise ImportError(
+        "alasso.integrations.avalanche needs avalanche-lib (and torchvision): pip install 'alasso[avalanche]'"
+    ) from error
 
 
 class AlassoPlugin(SupervisedPlugin):

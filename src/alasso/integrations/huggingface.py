@@ -13,12 +13,18 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from alasso.errors import AlassoError
 from alasso.integrations import files
 from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
+    ) from error
 
 IGNORED = -100  # label of a position that has no part in the loss
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
 from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError("alasso.integrations.lightning needs lightning: pip install 'alasso[lightning]'") from error
 
 
 class AlassoCallback(Callback):

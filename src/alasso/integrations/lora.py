@@ -15,12 +15,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from alasso.errors import AlassoError
 from alasso.regularizers import IMM
 from alasso.shell import Regularizer
+
+try:
+    from peft.tuners.lora import LoraLayer
+except ImportError as error:
+    raise ImportError("alasso.integrations.lora needs peft: pip install 'alasso[lora]'") from error
 
 
 @torch.no_grad()
