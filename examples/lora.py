@@ -42,14 +42,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Text, epochs
 
 
 def main() -> dict[str, float]:
-    data = [texts(domain, 1300) for domain in range(3)]
+    data = [texts(domain, 900) for domain in range(3)]
     means = {}
     for name in ("plain", "ALASSO"):
         torch.manual_seed(0)
         sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
         vocabulary = 1 + SHARED + 3 * TOPICS * OWN
         base = BertForSequenceClassification(BertConfig(vocab_size=vocabulary, num_labels=TOPICS, **sizes))
-        train(base, torch.optim.Adam(base.parameters(), lr=2e-3), tuple(t[:1000] for t in data[0]), 4)  # pretraining
+        train(base, torch.optim.Adam(base.parameters(), lr=2e-3), tuple(t[:700] for t in data[0]), 4)  # pretraining
 
         layers = ["word_embeddings", "query", "key", "value", "dense"]
         model = get_peft_model(base, LoraConfig(r=8, target_modules=layers))
@@ -59,13 +59,13 @@ def main() -> dict[str, float]:
             reg.warm_start([{"input_ids": data[0][0][:200], "labels": data[0][1][:200]}], importance="fisher")
             reg.attach(optimizer)
         for x, y in data[1:]:
-            train(model, optimizer, (x[:1000], y[:1000]), 4)
+            train(model, optimizer, (x[:700], y[:700]), 4)
             if name == "ALASSO":
                 reg.consolidate()
         model.eval()
         with torch.no_grad():
             accuracies = [
-                float((model(input_ids=x[1000:]).logits.argmax(1) == y[1000:]).float().mean()) for x, y in data
+                float((model(input_ids=x[700:]).logits.argmax(1) == y[700:]).float().mean()) for x, y in data
             ]
         means[name] = sum(accuracies) / 3
         print(f"{name:7} " + " ".join(f"{a:.3f}" for a in accuracies) + f"   mean {means[name]:.3f}")
