@@ -64,9 +64,7 @@ def main() -> dict[str, float]:
                 reg.consolidate()
         model.eval()
         with torch.no_grad():
-            accuracies = [
-                float((model(input_ids=x[700:]).logits.argmax(1) == y[700:]).float().mean()) for x, y in data
-            ]
+            accuracies = [float((model(input_ids=x[700:]).logits.argmax(1) == y[700:]).float().mean()) for x, y in data]
         means[name] = sum(accuracies) / 3
         print(f"{name:7} " + " ".join(f"{a:.3f}" for a in accuracies) + f"   mean {means[name]:.3f}")
     return means

@@ -36,7 +36,7 @@ from torch.func import functional_call, vjp, vmap
 
 from alasso.errors import AlassoError
 from alasso.layer_rules import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
-from alasso.sharding import add_over_ranks_, sharded_like, whole
+from alasso.ranks import add_over_ranks_, sharded_like, whole
 
 __all__ = ["fisher", "squared_output_norm"]
 

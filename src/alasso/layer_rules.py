@@ -7,12 +7,12 @@ of the bias Σ_p g_ip; of a norm layer's scale Σ_p g_ip x̂_ip, with x̂ the no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -37,7 +37,8 @@ def is_direct(layer: nn.Module) -> bool:
 
 def kind_of(layer: nn.Module) -> type:
     """The layer's class as its author wrote it: FSDP2 puts a subclass of it and of its own in its place."""
-    return type(layer).__bases__[1] if isinstance(layer, FSDPModule) else type(layer)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not loaded, nothing is sharded
+    return type(layer).__bases__[1] if fsdp is not None and isinstance(layer, fsdp.FSDPModule) else type(layer)
 
 
 def sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor:

@@ -16,7 +16,8 @@ from alasso import importance as measures
 from alasso.attach import Attachment, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
-from alasso.sharding import agreed, as_sharded, is_first_shard, local, sharded_like, sum_over_shards, total_of
+from alasso.ranks import agreed, as_sharded, is_first_shard, sharded_like, sum_over_shards, total_of
+from alasso.sharding import local
 
 STATE_VERSION = 1
 
