@@ -1,0 +1,123 @@
+"""What mkdocs does not do by itself: pages of the API, figures from generated files, equations, links out of docs/.
+
+Marks in the documents are HTML comments, so that the files read well without being built:
+
+    <!-- function: alasso.methods.si.accumulated_omega -->   the function's docstring and source
+    <!-- figures: Permuted MNIST, 30 tasks -->               that section's table in reproduction.md, what was run of it
+    <!-- records -->                                         the tables that the benchmarks left in records/
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from equations import drawn
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+#: Pages of the API: title, then the modules on it. A module that is not there is left out.
+API = {
+    "Methods": ["alasso.regularizers"],
+    "What all methods share": ["alasso.shell.Regularizer", "alasso.errors"],
+    "Importance from data": ["alasso.importance"],
+    "Optimizers in one pass": ["alasso.optim"],
+    "Lightning": ["alasso.integrations.lightning"],
+    "Hugging Face": ["alasso.integrations.huggingface"],
+    "LoRA": ["alasso.integrations.lora"],
+    "Avalanche": ["alasso.integrations.avalanche"],
+    "The maths": [
+        f"alasso.methods.{name}" for name in ("surrogate", "alasso", "si", "ewc", "mas", "imm", "vcl")
+    ],
+    "Coresets": ["alasso.coresets"],
+    "Benchmarks from Python": [
+        f"alasso.bench.{name}" for name in ("config", "streams", "train", "metrics", "results", "search")
+    ],
+}
+MARK = re.compile(r"^<!-- (function|figures|records):? ?(.*?) -->$", re.M)
+LINK_OUT = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|tests|results|records|benchmarks|examples)\b[^)#]*)[^)]*\)")
+
+
+def root(config: MkDocsConfig) -> Path:
+    return Path(config.config_file_path).parent
+
+
+# -- the API -------------------------------------------------------------------------------------------------
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    pages = [{title: api_path(title)} for title, modules in API.items() if there(config, modules)]
+    assert config.nav is not None
+    config.nav.append({"API": pages})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for title, modules in API.items():
+        known = there(config, modules)
+        if known:
+            content = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in known)
+            files.append(File.generated(config, api_path(title), content=content + "\n"))
+    return files
+
+
+def api_path(title: str) -> str:
+    return f"api/{re.sub('[^a-z]+', '-', title.lower())}.md"
+
+
+def there(config: MkDocsConfig, modules: list[str]) -> list[str]:
+    """Those that lie in src/; a name with a capital is a class, its module is what comes before."""
+    source = root(config) / "src"
+    modules_of = {name: re.sub(r"\.[A-Z]\w*$", "", name).replace(".", "/") for name in modules}
+    return [name for name, path in modules_of.items() if (source / f"{path}.py").exists()]
+
+
+# -- marks ---------------------------------------------------------------------------------------------------
+
+
+def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        kind, argument = match.groups()
+        if kind == "function":
+            return f"::: {argument}\n    options:\n      show_source: true\n      heading_level: 4\n"
+        return figures(config, argument) if kind == "figures" else records(config)
+
+    # What lies outside docs/ is not on the site: its name will do.
+    return LINK_OUT.sub(r"\1 (`\2`)", MARK.sub(replaced, markdown))
+
+
+def figures(config: MkDocsConfig, section: str) -> str:
+    """The first table of a section of reproduction.md, without the rows of what has not been run."""
+    document = (Path(config.docs_dir) / "reproduction.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(section)}\b.*?^(\|.*?)\n\n", document, re.M | re.S)
+    if not found:
+        raise PluginError(f"docs/reproduction.md has no section {section!r} with a table")
+    rows = [row for row in found.group(1).splitlines() if "| not run |" not in row]
+    return "\n".join(rows) if len(rows) > 2 else "*Not run yet.*"
+
+
+def records(config: MkDocsConfig) -> str:
+    """Every log in records/, the latest first."""
+    logs = sorted((root(config) / "records").glob("*.log"), reverse=True)
+    if not logs:
+        return "*There is no record yet.*"
+    return "\n\n".join(f"`records/{log.name}`\n\n```text\n{log.read_text(encoding='utf-8').rstrip()}\n```" for log in logs)
+
+
+# -- the finished page ---------------------------------------------------------------------------------------
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return drawn(html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """A font for the equations, for readers whose system has none: the one that comes with ziamath (OFL)."""
+    package = find_spec("ziamath")
+    assert package is not None and package.origin is not None
+    font = Path(package.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
+    shutil.copyfile(font, Path(config.site_dir) / "assets" / font.name)
