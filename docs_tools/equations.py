@@ -1,15 +1,16 @@
 """LaTeX to MathML when the site is built: browsers draw it by themselves, so reading needs neither a network nor scripts.
 
 latex2mathml knows most of what the documents use. What it lacks is seen to here: rows and columns of ``aligned``, script
-letters (browsers ignore ``mathvariant``), and a few names.
+letters (browsers ignore ``mathvariant``), accents that sit close to their letter, and a few names.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from typing import Literal
 
-from latex2mathml.converter import convert
+from latex2mathml import converter
 
 _SCRIPT = {letter: chr(0x1D49C + ord(letter) - ord("A")) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"} | dict(
     zip("BEFHILMR", "ℬℰℱℋℐℒℳℛ", strict=True)  # older than the block, and not repeated in it
@@ -35,11 +36,19 @@ def mathml(latex: str, display: bool) -> str:
     return f'<div class="equation"><div class="equation-body">{drawn}</div>{number}</div>'
 
 
+def convert(latex: str, display: Literal["inline", "block"]) -> str:
+    """latex2mathml, with the accents ˆ and ˜ in the place of the characters ^ and ~, which are large and far away."""
+    drawn = converter.convert(latex, display=display)
+    for far, near in (("&#x0005E;", "&#x2C6;"), ("&#x0007E;", "&#x2DC;")):
+        drawn = re.sub(rf"<mo[^>]*>{far}</mo></mover>", f"<mo>{near}</mo></mover>", drawn)
+    return drawn.replace("<mover>", '<mover accent="true">')
+
+
 def prepared(latex: str) -> str:
     """The same in words that latex2mathml knows."""
     for name, known in _NAMES.items():
         latex = latex.replace(name, known)
-    latex = re.sub(r"\\mathcal\s*\{?\s*([A-Z])\s*\}?", lambda match: "{" + _SCRIPT[match.group(1)] + "}", latex)
+    latex = re.sub(r"\\mathcal\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))", lambda m: f"{{{_SCRIPT[m[1] or m[2]]}}}", latex)
     return re.sub(r"\\mathrm\s+(\w)", r"\\mathrm{\1}", latex)
 
 

@@ -39,6 +39,14 @@ API = {
     ],
 }
 MARK = re.compile(r"^<!-- (function|figures|records):? ?(.*?) -->$", re.M)
+#: How a function is shown beside its equation: the source says the rest.
+SOURCE_ALONE = (
+    "heading_level: 4",
+    "show_source: true",
+    "show_signature: false",
+    "separate_signature: false",
+    "show_docstring_description: false",
+)
 LINK_OUT = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|tests|results|records|benchmarks|examples)\b[^)#]*)[^)]*\)")
 
 
@@ -83,7 +91,7 @@ def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
     def replaced(match: re.Match[str]) -> str:
         kind, argument = match.groups()
         if kind == "function":
-            return f"::: {argument}\n    options:\n      show_source: true\n      heading_level: 4\n"
+            return f"::: {argument}\n    options:\n" + "".join(f"      {option}\n" for option in SOURCE_ALONE)
         return figures(config, argument) if kind == "figures" else records(config)
 
     # What lies outside docs/ is not on the site: its name will do.
@@ -112,11 +120,12 @@ def records(config: MkDocsConfig) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    return drawn(html)
+    # Source is shown where a document asks for it, and there it is the point.
+    return drawn(html.replace('<details class="mkdocstrings-source"', '<details open class="mkdocstrings-source"'))
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """A font for the equations, for readers whose system has none: the one that comes with ziamath (OFL)."""
+    """A font for the equations, which most systems lack or have a poor one of: that of the package ziamath (OFL)."""
     package = find_spec("ziamath")
     assert package is not None and package.origin is not None
     font = Path(package.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
