@@ -23,11 +23,7 @@ class MarkdownDocstrings(Extension):
 
 
 def as_markdown(text: str) -> str:
-    """A docstring in Markdown.
-
-    >>> as_markdown("See :func:`alasso.importance.fisher` with :math:`x^2`.")
-    'See `alasso.importance.fisher` with $x^2$.'
-    """
+    """A docstring in Markdown."""
     text = _MATHS.sub(lambda match: displayed(match["first"], match["rest"]), text.rstrip() + "\n")
     text = _INLINE_MATHS.sub(r"$\1$", text)
     text = _ROLE.sub(r"`\1`", text)
@@ -40,7 +36,9 @@ def displayed(first: str, rest: str) -> str:
     body = first.strip() + "\n" + textwrap.dedent(rest)
     equations = [part.strip() for part in re.split(r"\n\s*\n", body) if part.strip()]
     latex = " \\\\\n".join(equations)
-    if len(equations) > 1 or re.search(r"(?<!\\)&", re.sub(r"\\begin\{cases\}.*?\\end\{cases\}", "", latex, flags=re.S)):
+    if len(equations) > 1 or re.search(
+        r"(?<!\\)&", re.sub(r"\\begin\{cases\}.*?\\end\{cases\}", "", latex, flags=re.S)
+    ):
         latex = f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}"
     return f"\n$$\n{latex}\n$$\n\n"
 

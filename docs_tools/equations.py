@@ -1,7 +1,7 @@
-"""LaTeX to MathML when the site is built: browsers draw it by themselves, so reading needs neither a network nor scripts.
+"""LaTeX to MathML when the site is built: browsers draw it by themselves, without a network and without scripts.
 
-latex2mathml knows most of what the documents use. What it lacks is seen to here: rows and columns of ``aligned``, script
-letters (browsers ignore ``mathvariant``), accents that sit close to their letter, and a few names.
+latex2mathml knows most of what the documents use. What it lacks is seen to here: rows and columns of ``aligned``,
+script letters (browsers ignore ``mathvariant``), accents that sit close to their letter, and a few names.
 """
 
 from __future__ import annotations

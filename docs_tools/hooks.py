@@ -4,21 +4,24 @@ Marks in the documents are HTML comments, so that the files read well without be
 
     <!-- function: alasso.methods.si.accumulated_omega -->   the function's docstring and source
     <!-- figures: Permuted MNIST, 30 tasks -->               that section's table in reproduction.md, what was run of it
-    <!-- records -->                                         the tables that the benchmarks left in records/
+    <!-- benchmarks -->                                      the commands in benchmarks/ and what they measure
+    <!-- records -->                                         the tables that they left in records/
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from equations import drawn
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+
+from equations import drawn
 
 #: Pages of the API: title, then the modules on it. A module that is not there is left out.
 API = {
@@ -30,15 +33,13 @@ API = {
     "Hugging Face": ["alasso.integrations.huggingface"],
     "LoRA": ["alasso.integrations.lora"],
     "Avalanche": ["alasso.integrations.avalanche"],
-    "The maths": [
-        f"alasso.methods.{name}" for name in ("surrogate", "alasso", "si", "ewc", "mas", "imm", "vcl")
-    ],
+    "The maths": [f"alasso.methods.{name}" for name in ("surrogate", "alasso", "si", "ewc", "mas", "imm", "vcl")],
     "Coresets": ["alasso.coresets"],
     "Benchmarks from Python": [
         f"alasso.bench.{name}" for name in ("config", "streams", "train", "metrics", "results", "search")
     ],
 }
-MARK = re.compile(r"^<!-- (function|figures|records):? ?(.*?) -->$", re.M)
+MARK = re.compile(r"^<!-- (function|figures|benchmarks|records):? ?(.*?) -->$", re.M)
 #: How a function is shown beside its equation: the source says the rest.
 SOURCE_ALONE = (
     "heading_level: 4",
@@ -92,7 +93,9 @@ def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
         kind, argument = match.groups()
         if kind == "function":
             return f"::: {argument}\n    options:\n" + "".join(f"      {option}\n" for option in SOURCE_ALONE)
-        return figures(config, argument) if kind == "figures" else records(config)
+        if kind == "figures":
+            return figures(config, argument)
+        return benchmarks(config) if kind == "benchmarks" else records(config)
 
     # What lies outside docs/ is not on the site: its name will do.
     return LINK_OUT.sub(r"\1 (`\2`)", MARK.sub(replaced, markdown))
@@ -108,12 +111,25 @@ def figures(config: MkDocsConfig, section: str) -> str:
     return "\n".join(rows) if len(rows) > 2 else "*Not run yet.*"
 
 
+def benchmarks(config: MkDocsConfig) -> str:
+    """Every script whose docstring says how it is run, with its first sentence."""
+    items = []
+    for script in sorted((root(config) / "benchmarks").glob("*.py")):
+        described = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+        usage = re.search(rf"^\s*(python benchmarks/{script.name}.*)$", described, re.M)
+        if usage:
+            items.append(f"{described.splitlines()[0]}\n\n    {usage.group(1)}\n")
+    return "\n".join(items)
+
+
 def records(config: MkDocsConfig) -> str:
     """Every log in records/, the latest first."""
     logs = sorted((root(config) / "records").glob("*.log"), reverse=True)
     if not logs:
         return "*There is no record yet.*"
-    return "\n\n".join(f"`records/{log.name}`\n\n```text\n{log.read_text(encoding='utf-8').rstrip()}\n```" for log in logs)
+    return "\n\n".join(
+        f"`records/{log.name}`\n\n```text\n{log.read_text(encoding='utf-8').rstrip()}\n```" for log in logs
+    )
 
 
 # -- the finished page ---------------------------------------------------------------------------------------

@@ -1,0 +1,129 @@
+"""The documents say what is there: code runs, functions exist, links lead somewhere, the site builds unwarned."""
+
+import importlib
+import re
+import warnings
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+METHOD = (DOCS / "method.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def docs_tools(monkeypatch):
+    for library in ("mkdocs", "mkdocstrings", "latex2mathml", "griffe"):
+        pytest.importorskip(library, reason=f"the site is built with {library}: pip install '.[docs]'")
+    monkeypatch.syspath_prepend(str(ROOT / "docs_tools"))
+    return importlib.import_module
+
+
+def named(path):
+    """The object of this full name."""
+    parts = path.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"there is no {path}")
+
+
+def test_the_quick_start_runs_as_it_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.S)
+    names = {}
+    exec(compile(blocks[1], "index.md", "exec"), names)
+    assert names["reg"].tasks == 3 and (tmp_path / "saved.pt").exists()
+    # The three lines are those of the README, and they work with what the second block made.
+    assert blocks[0] in (ROOT / "README.md").read_text(encoding="utf-8")
+    trained = []
+    names |= {"tasks": ["only"], "train": lambda *_: trained.append(1) or names["optimizer"].step()}
+    exec(compile(blocks[0], "index.md", "exec"), names)
+    assert trained and names["reg"].tasks == 1
+
+
+def test_every_equation_of_the_paper_has_its_function():
+    assert sorted(map(int, re.findall(r"\\tag\{(\d+)\}", METHOD))) == list(range(1, 13))
+    shown = re.findall(r"<!-- function: (.*?) -->", METHOD)
+    listed = re.findall(r"^\| [\d, ]+ \|.*`methods/(\w+)\.py`: `([\w.]+)` \|$", METHOD, re.M)
+    assert len(listed) >= 8
+    assert {f"alasso.methods.{module}.{name}" for module, name in listed} <= set(shown)
+    assert all(callable(named(path)) for path in shown)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# -- how the site is made ------------------------------------------------------------------------------------
+
+
+def test_docstrings_become_markdown(docs_tools):
+    as_markdown = docs_tools("docstrings").as_markdown
+    text = as_markdown(
+        "Title with :math:`a_1` and :func:`f`.\n\n"
+        ".. math::\n\n    x &= 1  && (4)\n\n    y &= 2\n\n"
+        ".. math:: z = \\begin{cases} 1 & a \\\\ 2 & b \\end{cases}\n\n"
+        "``a``, ``b``  first\n``c``  second,\ngoes on\n\n"
+        ">>> 1 + 1\n2\n"
+    )
+    assert "with $a_1$ and `f`." in text
+    assert "$$\n\\begin{aligned}\nx &= 1  && (4) \\\\\ny &= 2\n\\end{aligned}\n$$" in text
+    assert "$$\nz = \\begin{cases} 1 & a \\\\ 2 & b \\end{cases}\n$$" in text
+    assert "- ``a``, ``b``: first\n- ``c``: second,\n    goes on" in text
+    assert text.endswith("```pycon\n>>> 1 + 1\n2\n```")
+
+
+def test_every_equation_is_drawn_whole(docs_tools):
+    """MathML is well-formed, and no LaTeX is left in it."""
+    mathml = docs_tools("equations").mathml
+    as_markdown = docs_tools("docstrings").as_markdown
+    sources = [METHOD]
+    for module in ("surrogate", "alasso", "si", "ewc", "mas", "imm", "vcl"):
+        found = importlib.import_module(f"alasso.methods.{module}")
+        own = [value for value in vars(found).values() if getattr(value, "__module__", "") == found.__name__]
+        sources += [as_markdown(value.__doc__) for value in (found, *own) if value.__doc__]
+    equations = [latex for text in sources for latex in re.findall(r"\$\$\n(.*?)\n\$\$", text, re.S)]
+    assert len(equations) > 25
+    for latex in equations:
+        drawn = ET.fromstring(mathml(latex, display=True))
+        texts = "".join(drawn.itertext())
+        assert not re.search(r"[\\&{}]", texts.replace("{", "", latex.count(r"\begin{cases}"))), f"{latex}: {texts}"
+
+
+def test_rows_and_columns_of_aligned_equations(docs_tools):
+    table = ET.fromstring(docs_tools("equations").mathml(r"\begin{aligned} a &= \begin{cases} 1 & x \\ 2 & y \end{cases} \\ b &= {c \\ d} \end{aligned}", True))  # noqa: E501  # fmt: skip
+    space = "{http://www.w3.org/1998/Math/MathML}"
+    rows = table.findall(f"./div/{space}math/{space}mtable/{space}mtr")
+    assert [len(row.findall(f"{space}mtd")) for row in rows] == [2, 2]
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(docs_tools, tmp_path, monkeypatch):
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other libraries; mkdocs itself is strict about the documents
+        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
+    pages = {page.name: page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")}
+    assert {"index.html", "method.html", "add_a_method.html", "methods.html"} <= set(pages)
+    for name, text in pages.items():
+        fetched = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?(https?://[^\s\">]+)", text)
+        assert not fetched, f"{name} fetches {fetched}"
+        assert "arithmatex" not in text and "<p>.. math" not in text, f"{name} has an equation that was not drawn"
+    assert "<math" in pages["method.html"] and "def accurate_omega" in re.sub("<[^>]+>", "", pages["method.html"])
+    assert "as_the_authors_ran_it" in pages["methods.html"]
+    assert "python benchmarks/throughput.py" in pages["speed.html"]
+    assert "not run" not in re.sub(r"(?s)<nav.*?</nav>", "", pages["which_method.html"])
