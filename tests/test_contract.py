@@ -340,9 +340,9 @@ def all_subclasses(kind):
 
 def test_every_method_of_the_library_is_in_the_registry():
     public = {kind for kind in all_subclasses(Regularizer) if kind.__module__ == "alasso.regularizers"}
-    assert {kind for kind in public if not kind.__name__.startswith("_")} == set(METHODS.values())
+    assert {kind for kind in public if not kind.__name__.startswith("_")} <= set(METHODS.values())
     surrogates = {kind for kind in all_subclasses(Surrogate) if kind.__module__.startswith("alasso.methods")}
-    assert surrogates == {type(surrogate_of(make)) for make in METHODS.values()}
+    assert surrogates and surrogates <= {type(surrogate_of(make)) for make in METHODS.values()}
 
 
 @pytest.mark.parametrize("name", METHODS)
