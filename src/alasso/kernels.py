@@ -1,22 +1,48 @@
-"""Elementwise passes over tensors of one shape, compiled into one kernel on a GPU.
+"""Elementwise passes over tensors, compiled into one kernel where that pays.
 
-They are made of the same functions as all the rest, so that the compiled pass and the plain one have one source.
+A pass is made of the same functions as all the rest, so that the compiled one and the plain one have one source. It
+takes tensors in one dimension, so that one kernel serves every shape, and its numbers as tensors, so that it serves
+every setting.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
-from collections.abc import Callable
+import os
+import shutil
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from alasso.methods.surrogate import two_sided_spring_grad
+from alasso.methods.surrogate import Surrogate, add_to_path_, two_sided_spring_grad
 
 log = logging.getLogger("alasso")
+
+#: Weights from which on a compiled pass is worth its making, which takes seconds. On a CPU it saves about 1 ns a weight
+#: and step: at this size, some 10,000 steps earn it back. On a GPU it saves launches, whatever the size.
+WORTH_COMPILING = {"cpu": 1 << 19, "cuda": 0}
+
+
+# -- the hooks' two passes -----------------------------------------------------------------------------------
+
+
+def open_pass(total: Tensor, before: Tensor | None, g: Tensor, theta: Tensor, surrogate: Any, state: Any) -> None:
+    """total ← g + ∂penalty/∂θ and before ← θ, in one go over memory."""
+    total.copy_(g + surrogate.penalty_grad(theta, state))
+    if before is not None:
+        before.copy_(theta)
+
+
+def close_pass(omega: Tensor, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
+    add_to_path_(omega, g, theta_before, theta)
 
 
 def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, k_plus: Tensor) -> None:
@@ -31,18 +57,117 @@ def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, 
         total.addcmul_(k_plus, d.clamp_(min=0), value=2)
 
 
-def run(kernel: Callable[..., None], *tensors: Tensor) -> None:
-    """The kernel over tensors of one shape: compiled on a GPU, plain elsewhere."""
-    if tensors[0].is_cuda and all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors):
-        # In one dimension, one compiled kernel serves every shape of parameter.
-        compiled(kernel)(*(t.view(-1) for t in tensors))
-    else:
-        kernel(*tensors)
+# -- compiling -----------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """A function that is compiled at its first call, and runs as it is where that fails."""
+
+    def __init__(self, function: Callable[..., None], name: str) -> None:
+        # torch keeps at most eight variants of one piece of code; one for each name is never too many.
+        code = function.__code__.replace(co_name=name)
+        self.plain = types.FunctionType(code, function.__globals__, name, closure=function.__closure__)
+        self.name = name
+        self._run: Callable[..., None] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if arguments[0].numel() < 2:
+            self.plain(*arguments)  # torch compiles another kernel for single numbers
+        elif self._run is None:
+            self._first_call(arguments)
+        else:
+            self._run(*arguments)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._run is not None and self._run is not self.plain
+
+    def _first_call(self, arguments: Sequence[Any]) -> None:
+        run = torch.compile(self.plain, dynamic=True, fullgraph=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of itself while it is loading its compiler
+                run(*arguments)  # what cannot be compiled fails before anything is computed
+        except Exception as error:
+            log.warning("%s could not be compiled and runs as it is: %s", self.name, first_line(error))
+            run = self.plain
+            run(*arguments)
+        self._run = run
+
+
+#: (open, close) of the hooks, for each kind of surrogate.
+open_passes: dict[type, Compiled] = {}
+close_step = Compiled(close_pass, "close_step")
+
+
+def open_step(surrogate: Surrogate[Any]) -> Compiled:
+    kind = type(surrogate)
+    if kind not in open_passes:
+        open_passes[kind] = Compiled(open_pass, f"open_step_{kind.__name__}")
+    return open_passes[kind]
+
+
+def why_not_compiled(device: str, weights: int) -> str | None:
+    """None where compiling a pass over this many weights pays; else the reason why it does not."""
+    if weights < WORTH_COMPILING.get(device, 0):
+        return f"{weights:,} weights are too few to earn compiling (from {WORTH_COMPILING[device]:,} on)"
+    return no_compiler(device)
 
 
 @cache
-def compiled(kernel: Callable[..., None]) -> Callable[..., Any]:
-    if importlib.util.find_spec("triton") is None:
-        log.info("there is no compiler for GPU kernels here, so %s runs uncompiled", kernel.__name__)
-        return kernel
-    return torch.compile(kernel, dynamic=True, fullgraph=True)
+def no_compiler(device: str) -> str | None:
+    """None where torch can compile for this device; else what is missing."""
+    if device == "cuda":
+        return "triton is not installed" if importlib.util.find_spec("triton") is None else None
+    if device != "cpu":
+        return f"nothing is compiled for {device}"
+    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
+    return None if any(map(shutil.which, candidates)) else "there is no C++ compiler"
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+def flattened(tensors: Sequence[Tensor], state: Any = None) -> tuple[list[Tensor], Any] | None:
+    """The tensors and the state's in one dimension, nothing copied; None where they are of several kinds or layouts."""
+    like = tensors[0]
+    large = [] if state is None else [name for name in state._fields if getattr(state, name).shape == like.shape]
+    everything = [*tensors, *(getattr(state, name) for name in large)]
+    if like.dtype not in (torch.float32, torch.float64) or any(
+        t.device != like.device or type(t) is not Tensor or t.layout is not torch.strided for t in everything
+    ):
+        return None
+    if any(t.dtype != like.dtype and t.is_floating_point() for t in everything):
+        return None
+    if all(t.is_contiguous() for t in everything):
+        flat = [t.view(-1) for t in everything]
+    elif all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in everything):
+        flat = [t.permute(0, 2, 3, 1).view(-1) for t in everything]
+    else:
+        return None
+    # As a view, each would be compiled anew for the shape of what it is a view of. What .data costs is autograd's note
+    # of a change; whoever changes a parameter through it makes that note.
+    flat = [t.data for t in flat]
+    if state is not None:
+        # What is not as large as the weights is a summary, such as EWC's constant.
+        state = state._replace(**dict(zip(large, flat[len(tensors) :], strict=True)))
+    return flat[: len(tensors)], state
+
+
+def is_being_recorded(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded: what is made now has no content before the graph runs."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def with_tensor_settings(surrogate: Surrogate[Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """The surrogate with its numbers as tensors: another value then needs no other kernel."""
+    twin = copy.copy(surrogate)
+    for field in fields(surrogate):  # type: ignore[arg-type]
+        value = getattr(surrogate, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            object.__setattr__(twin, field.name, torch.full((), float(value), device=device, dtype=dtype))
+    return twin
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from alasso.attach import Attachment, base_optimizer
+from alasso import kernels
+from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
 from alasso.sharding import local
@@ -41,7 +42,8 @@ class Regularizer:
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
-        self._attachments: list[Attachment] = []
+        self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
+        self._attachments: list[Exchange] = []
         self._check_patterns()
         self.refresh()
 
@@ -62,7 +64,7 @@ class Regularizer:
                 "build it from the parameters of the model given to " + type(self).__name__
             )
         if all(attachment.optimizer is not optimizer for attachment in self._attachments):
-            self._attachments.append(Attachment(self, optimizer))
+            self._attachments.append(attached(self, optimizer))
         return self
 
     def detach(self) -> None:
@@ -194,6 +196,19 @@ class Regularizer:
         kept = self._stiffness.get(name)
         if kept is None or kept[0] is not state:
             kept = self._stiffness[name] = (state, self.surrogate.stiffness(state))
+        return kept[1]
+
+    def forget_stiffness(self) -> None:
+        """Give up what :meth:`stiffness_of` keeps."""
+        self._stiffness.clear()
+
+    def surrogate_on(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """The surrogate with its settings as tensors, as compiled passes take them."""
+        kept = self._surrogate_on.get((device, dtype))
+        if kept is None or kept[0] is not self.surrogate:
+            kept = (self.surrogate, kernels.with_tensor_settings(self.surrogate, device, dtype))
+            if not kernels.is_being_recorded(device):
+                self._surrogate_on[device, dtype] = kept
         return kept[1]
 
     def reanchor(self) -> None:
