@@ -22,6 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from alasso import kernels
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import add_to_path_
+from alasso.onepass import engine_for
 from alasso.sharding import local
 
 if TYPE_CHECKING:
@@ -214,14 +215,41 @@ class Exchange:
 
 
 class Attachment(Exchange):
-    """The two hooks of one regularizer on one optimizer."""
+    """The two hooks of one regularizer on one optimizer.
+
+    Where torch's own Adam or SGD is large enough to be made in one compiled pass with the penalty, the first hook makes
+    the whole step, and hides the gradients from the optimizer, which then has nothing to do, until the second.
+    """
 
     def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
         super().__init__(regularizer, optimizer)
+        self._engine = engine_for(optimizer)
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+
+    def open(self) -> None:
+        # Another hook that looks at the gradients, or changes them, must find them.
+        alone = len(self.optimizer._optimizer_step_pre_hooks) == 1
+        if self._engine is not None and alone and self._engine.made(self):
+            self._hide_gradients()
+        else:
+            super().open()
+
+    def _hide_gradients(self) -> None:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._hidden = [(p, p.grad) for p in parameters]
+        for p in parameters:
+            p.grad = None
+
+    def give_back_gradients(self) -> None:
+        super().give_back_gradients()
+        for parameter, grad in self._hidden:
+            if parameter.grad is None:
+                parameter.grad = grad
+        self._hidden = []
 
     def remove(self) -> None:
         super().remove()
@@ -247,7 +275,7 @@ class Attachment(Exchange):
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:
-            if self._open:
+            if self._open or self._hidden:
                 raise AlassoError(
                     f"{type(self.optimizer).__name__} called its closure twice in one step, so no single gradient "
                     "belongs to its move; use an optimizer that evaluates the loss once a step"
