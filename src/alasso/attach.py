@@ -123,10 +123,10 @@ class Exchange:
             return False
         written = [local(total_grad), before if before is not None else theta]
         flat = kernels.flattened([*written, local(task_grad).detach(), theta], state)
-        if flat is None:
+        surrogate = self.regularizer.surrogate_on(theta.device, theta.dtype)
+        if flat is None or surrogate is None:
             return False
         (total, kept, g, theta), state = flat
-        surrogate = self.regularizer.surrogate_on(theta.device, theta.dtype)
         kernels.open_step(surrogate)(total, kept if before is not None else None, g, theta, surrogate, state)
         return True
 
@@ -179,7 +179,7 @@ class Exchange:
             and kernels.why_not_compiled(theta.device.type, theta.numel()) is None
             and (flat := kernels.flattened([state.path, g, theta_before, theta])) is not None
         ):
-            kernels.close_step(*flat[0])
+            kernels.close_step()(*flat[0])
             return
         dtype = state.anchor.dtype
         g = g.to(dtype)
@@ -232,7 +232,8 @@ class Attachment(Exchange):
 
     def open(self) -> None:
         # Another hook that looks at the gradients, or changes them, must find them.
-        alone = len(self.optimizer._optimizer_step_pre_hooks) == 1
+        hooks = (self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks)
+        alone = all(len(table) == 1 for table in hooks)
         if self._engine is not None and alone and self._engine.made(self):
             self._hide_gradients()
         else:

@@ -11,10 +11,11 @@ import copy
 import importlib.util
 import logging
 import os
+import shlex
 import shutil
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -42,6 +43,7 @@ def open_pass(total: Tensor, before: Tensor | None, g: Tensor, theta: Tensor, su
 
 
 def close_pass(omega: Tensor, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
+    """ω −= g·(θ − θ_before)."""
     add_to_path_(omega, g, theta_before, theta)
 
 
@@ -95,16 +97,25 @@ class Compiled:
         self._run = run
 
 
-#: (open, close) of the hooks, for each kind of surrogate.
-open_passes: dict[type, Compiled] = {}
-close_step = Compiled(close_pass, "close_step")
+_known: dict[Hashable, Compiled] = {}
+
+
+def compiled(key: Hashable, make: Callable[[], tuple[Callable[..., None], str]]) -> Compiled:
+    """The compiled pass known by this key; at first sight, ``make`` gives its function and its name."""
+    if key not in _known:
+        _known[key] = Compiled(*make())
+    return _known[key]
 
 
 def open_step(surrogate: Surrogate[Any]) -> Compiled:
+    """The compiled :func:`open_pass` for this kind of surrogate."""
     kind = type(surrogate)
-    if kind not in open_passes:
-        open_passes[kind] = Compiled(open_pass, f"open_step_{kind.__name__}")
-    return open_passes[kind]
+    return compiled(("open", kind), lambda: (open_pass, f"open_step_{kind.__name__}"))
+
+
+def close_step() -> Compiled:
+    """The compiled :func:`close_pass`."""
+    return compiled("close", lambda: (close_pass, "close_step"))
 
 
 def why_not_compiled(device: str, weights: int) -> str | None:
@@ -121,7 +132,8 @@ def no_compiler(device: str) -> str | None:
         return "triton is not installed" if importlib.util.find_spec("triton") is None else None
     if device != "cpu":
         return f"nothing is compiled for {device}"
-    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
+    named = shlex.split(os.environ.get("CXX", ""))
+    candidates = named[:1] or ["g++", "clang++", "cl"]
     return None if any(map(shutil.which, candidates)) else "there is no C++ compiler"
 
 
@@ -133,11 +145,7 @@ def flattened(tensors: Sequence[Tensor], state: Any = None) -> tuple[list[Tensor
     like = tensors[0]
     large = [] if state is None else [name for name in state._fields if getattr(state, name).shape == like.shape]
     everything = [*tensors, *(getattr(state, name) for name in large)]
-    if like.dtype not in (torch.float32, torch.float64) or any(
-        t.device != like.device or type(t) is not Tensor or t.layout is not torch.strided for t in everything
-    ):
-        return None
-    if any(t.dtype != like.dtype and t.is_floating_point() for t in everything):
+    if like.dtype not in (torch.float32, torch.float64) or not all(is_alike(t, like) for t in everything):
         return None
     if all(t.is_contiguous() for t in everything):
         flat = [t.view(-1) for t in everything]
@@ -154,17 +162,31 @@ def flattened(tensors: Sequence[Tensor], state: Any = None) -> tuple[list[Tensor
     return flat[: len(tensors)], state
 
 
+def is_alike(tensor: Tensor, like: Tensor) -> bool:
+    """Whether both are plain tensors of one shape and device, and of one precision if not of integers."""
+    return (
+        type(tensor) is Tensor
+        and tensor.shape == like.shape
+        and tensor.device == like.device
+        and tensor.layout is torch.strided
+        and (tensor.dtype == like.dtype or not tensor.is_floating_point())
+    )
+
+
 def is_being_recorded(device: torch.device) -> bool:
     """Whether a CUDA graph is being recorded: what is made now has no content before the graph runs."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def with_tensor_settings(surrogate: Surrogate[Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """The surrogate with its numbers as tensors: another value then needs no other kernel."""
+    """The surrogate with its numbers as tensors: then another value needs no other kernel. None if one is a tensor."""
     twin = copy.copy(surrogate)
     for field in fields(surrogate):  # type: ignore[arg-type]
         value = getattr(surrogate, field.name)
+        if isinstance(value, Tensor):
+            return None  # a number for each of several runs, say, which has no place in one dimension
         if isinstance(value, int | float) and not isinstance(value, bool):
+            # Straight into the frozen object: the values have been checked.
             object.__setattr__(twin, field.name, torch.full((), float(value), device=device, dtype=dtype))
     return twin
 

@@ -49,22 +49,18 @@ def fold(rule: Any, theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], s: An
         old.copy_(new)
 
 
-_passes: dict[Hashable, kernels.Compiled] = {}
-
-
 def one_pass(rule: Any, surrogate: Any) -> kernels.Compiled:
     """The compiled :func:`fold` of this rule and this kind of surrogate (None for plain training)."""
-    key = (rule, type(surrogate))
-    if key not in _passes:
 
+    def make() -> tuple[Callable[..., None], str]:
         def step(
             theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], scalars: Any, surrogate: Any, state: Any
         ) -> None:
             fold(rule, theta, g, moments, scalars, surrogate, state)
 
-        name = type(rule).__name__ + ("" if surrogate is None else f"_{type(surrogate).__name__}")
-        _passes[key] = kernels.Compiled(step, f"one_pass_{name}")
-    return _passes[key]
+        return step, "_".join(["one_pass", type(rule).__name__] + ([type(surrogate).__name__] if surrogate else []))
+
+    return kernels.compiled((rule, type(surrogate)), make)
 
 
 #: Weights of a tensor below which a CPU runs its pass uncompiled: torch's own loops use one thread up to here, too.
@@ -96,7 +92,7 @@ class Engine:
 
     # -- what each optimizer knows -------------------------------------------------------------------------------
 
-    def rule(self, group: Group) -> Any:
+    def rule(self, parameter: nn.Parameter, group: Group) -> Any:
         raise AssertionError("each optimizer has its own")
 
     def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
@@ -148,6 +144,8 @@ class Engine:
             raise Misfit("the gradients are scaled")
         if self.compile is False:
             raise Misfit("compile=False")
+        if any(not group.get("capturable", True) and is_recorded(group) for group in optimizer.param_groups):
+            raise Misfit("a CUDA graph is recorded without capturable=True")  # torch says so, too, and better
         weights: dict[str, int] = {}
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -160,16 +158,20 @@ class Engine:
     def _work(self, parameter: nn.Parameter, group: Group, exchange: Exchange | None) -> Work:
         if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
             raise Misfit(f"a parameter is a {type(parameter).__name__}")
-        rule, moments = self.rule(group), self.moments(parameter, group)
+        assert parameter.grad is not None
+        if parameter.grad.layout is not torch.strided:
+            raise Misfit("a gradient is sparse")
+        moments = self.moments(parameter, group)
         surrogate = state = None
         if exchange is not None and (name := exchange.name_of(parameter)) is not None:
             state = exchange.regularizer.state_of(name, parameter)
             surrogate = exchange.regularizer.surrogate_on(parameter.device, parameter.dtype)
-        assert parameter.grad is not None
+            if surrogate is None:
+                raise Misfit("a setting of the regularizer is a tensor")
         flat = kernels.flattened([parameter.detach(), parameter.grad.detach(), *moments], state)
         if flat is None:
             raise Misfit("a parameter, its gradient and its state are not of one precision, device and layout")
-        return Work(parameter, group, rule, flat[0], surrogate, flat[1])
+        return Work(parameter, group, self.rule(parameter, group), flat[0], surrogate, flat[1])
 
     def _say(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -243,7 +245,7 @@ class AdamEngine(Engine):
         self._scales: dict[Hashable, AdamScales] = {}  # of this step; most parameters have them in common
         super().step(exchange)
 
-    def rule(self, group: Group) -> AdamRule:
+    def rule(self, parameter: nn.Parameter, group: Group) -> AdamRule:
         if group["differentiable"]:
             raise Misfit("differentiable=True")
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
@@ -251,8 +253,8 @@ class AdamEngine(Engine):
         decay: Decay = "none"
         if group["weight_decay"] != 0:
             decay = "decoupled" if group.get("decoupled_weight_decay") else "coupled"
-        on_device = (group["capturable"] or group["fused"]) and group["params"][0].is_cuda
-        return AdamRule(group["amsgrad"], group["maximize"], decay, bool(on_device))
+        on_device = self.optimizer.state[parameter]["step"].is_cuda
+        return AdamRule(group["amsgrad"], group["maximize"], decay, on_device)
 
     def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
         if not self.optimizer.state[parameter]:
@@ -332,7 +334,7 @@ class SGDRule:
 class SGDEngine(Engine):
     """Steps of ``torch.optim.SGD``."""
 
-    def rule(self, group: Group) -> SGDRule:
+    def rule(self, parameter: nn.Parameter, group: Group) -> SGDRule:
         if group["differentiable"]:
             raise Misfit("differentiable=True")
         return SGDRule(group["momentum"] != 0, group["nesterov"], group["maximize"], bool(group["weight_decay"] != 0))
@@ -356,6 +358,11 @@ class SGDEngine(Engine):
 # -- small things --------------------------------------------------------------------------------------------
 
 _numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
+
+
+def is_recorded(group: Group) -> bool:
+    """Whether the group's parameters are on a GPU that is recording a graph."""
+    return any(kernels.is_being_recorded(p.device) for p in group["params"][:1])
 
 
 def as_tensor(number: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
