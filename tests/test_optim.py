@@ -24,7 +24,6 @@ LOSS = nn.functional.cross_entropy
 def everything_fits(monkeypatch):
     """One pass for any size of network, but with the pass run as it is: the same functions, no compiler to wait for."""
     monkeypatch.setitem(kernels.WORTH_COMPILING, "cpu", 0)
-    monkeypatch.setattr(onepass, "SMALL", 0)
     monkeypatch.setattr(kernels, "_known", {})
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(kernels, "no_compiler", lambda device: None)
@@ -167,9 +166,11 @@ SGDS = {
 CASES = [("Adam", options) for options in ADAMS.values()] + [("SGD", options) for options in SGDS.values()]
 
 
+@pytest.mark.parametrize("small", [0, 1 << 15], ids=["one by one", "together"])
 @pytest.mark.parametrize("protected", [True, False])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"adam {k}" for k in ADAMS] + [f"sgd {k}" for k in SGDS])
-def test_every_option_does_what_it_does_in_torch(everything_fits, name, options, protected):
+def test_every_option_does_what_it_does_in_torch(everything_fits, monkeypatch, name, options, protected, small):
+    monkeypatch.setattr(onepass, "SMALL", small)
     options = {"lr": 5e-3, **options}
     data = toy_tasks(3, dtype=torch.float64)
     theirs = mlp(6, 12, 4, dtype=torch.float64)
@@ -372,6 +373,7 @@ def test_what_does_not_fit_is_made_otherwise_and_right(everything_fits, monkeypa
             return call
 
         monkeypatch.setattr(torch, "compile", broken)
+        monkeypatch.setattr(onepass, "SMALL", 0)
         reason = "one_pass_AdamRule_AlassoSurrogate could not be compiled and runs as it is: g++ said no"
     elif obstacle == "half precision":
         theirs, ours = theirs.bfloat16(), ours.bfloat16()

@@ -207,6 +207,9 @@ class Exchange:
                 self._foreign.add(id(parameter))
         return name
 
+    def forget(self) -> None:
+        """Let go of the regularizer's tensors: it has new ones."""
+
     def release(self) -> None:
         """Give up the memory that only steps in two halves need."""
         if self._buffers:
@@ -238,6 +241,10 @@ class Attachment(Exchange):
             self._hide_gradients()
         else:
             super().open()
+
+    def forget(self) -> None:
+        if self._engine is not None:
+            self._engine.forget()
 
     def _hide_gradients(self) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -157,8 +157,8 @@ def flattened(tensors: Sequence[Tensor], state: Any = None) -> tuple[list[Tensor
     # of a change; whoever changes a parameter through it makes that note.
     flat = [t.data for t in flat]
     if state is not None:
-        # What is not as large as the weights is a summary, such as EWC's constant.
-        state = state._replace(**dict(zip(large, flat[len(tensors) :], strict=True)))
+        # What is not as large as the weights is a summary, such as EWC's constant; no pass over weights asks for it.
+        state = type(state)(**dict.fromkeys(state._fields) | dict(zip(large, flat[len(tensors) :], strict=True)))
     return flat[: len(tensors)], state
 
 

@@ -63,8 +63,11 @@ def one_pass(rule: Any, surrogate: Any) -> kernels.Compiled:
     return kernels.compiled((rule, type(surrogate)), make)
 
 
-#: Weights of a tensor below which a CPU runs its pass uncompiled: torch's own loops use one thread up to here, too.
+#: Tensors below this many weights are passed over together on a CPU: each pass costs a fixed 0.1 to 0.3 ms.
 SMALL = 1 << 15
+
+
+NOT_ALIKE = "a parameter, its gradient and its state are not of one precision, device and layout"
 
 
 class Misfit(Exception):
@@ -72,14 +75,34 @@ class Misfit(Exception):
 
 
 class Work(NamedTuple):
-    """All that the pass over one parameter takes."""
+    """All that the pass over one parameter takes, in one dimension."""
 
     parameter: nn.Parameter
     group: Group
     rule: Any
-    tensors: list[Tensor]  # θ, its gradient and the optimizer's moments, in one dimension
+    theta: Tensor
+    moments: tuple[Tensor, ...]
     surrogate: Any
     state: Any
+
+
+def changed(item: Work) -> list[Tensor]:
+    """The tensors that a pass writes to."""
+    path = [item.state.path] if item.surrogate is not None and item.surrogate.observes_path else []
+    return [item.theta, *item.moments, *path]
+
+
+def end_to_end(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
+
+
+def flat_gradient(parameter: nn.Parameter) -> Tensor:
+    """The parameter's gradient in one dimension, in the order in which the parameter lies in memory."""
+    assert parameter.grad is not None
+    flat = kernels.flattened([parameter.detach(), parameter.grad.detach()])
+    if flat is None:
+        raise Misfit(NOT_ALIKE)
+    return flat[0][1]
 
 
 class Engine:
@@ -89,6 +112,8 @@ class Engine:
         self.optimizer = optimizer
         self.compile = compile
         self._said: set[str] = set()
+        self._reason: tuple[Hashable, str | None] = (None, None)
+        self._known: dict[nn.Parameter, tuple[tuple[Any, ...], Work, Any]] = {}
 
     # -- what each optimizer knows -------------------------------------------------------------------------------
 
@@ -100,6 +125,10 @@ class Engine:
 
     def count_step(self, work: list[Work]) -> None:
         """Step counters go up before the step."""
+
+    def time_of(self, parameter: nn.Parameter) -> Hashable:
+        """How many steps the parameter has made, where that matters."""
+        return None
 
     def scalars(self, work: Work) -> Any:
         raise AssertionError("each optimizer has its own")
@@ -122,40 +151,78 @@ class Engine:
         if exchange is not None:
             exchange.begin()
         groups = self.optimizer.param_groups
-        work = [self._work(p, group, exchange) for group in groups for p in group["params"] if p.grad is not None]
+        parameters = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
+        work = [self._prepared(p, group, exchange) for p, group in parameters]
+        if len(self._known) > 2 * len(work):
+            self.forget()  # of parameters that are no more
+        gradients = [flat_gradient(p) for p, _ in parameters]
         # Nothing has changed so far; from here on, everything fits.
         self.count_step(work)
-        for item in work:
-            theta, g, *moments = item.tensors
-            compiled = one_pass(item.rule, item.surrogate)
-            # A compiled kernel wakes all threads of a CPU, which a small tensor is not worth.
-            small = theta.is_cpu and theta.numel() < SMALL and not self.compile
-            run: Callable[..., None] = compiled.plain if small else compiled
-            run(theta, g, tuple(moments), self.scalars(item), item.surrogate, item.state)
-            torch.autograd.graph.increment_version(item.parameter)
+        together: dict[Hashable, list[tuple[Work, Tensor]]] = {}
+        for item, g in zip(work, gradients, strict=True):
+            if item.theta.is_cpu and item.theta.numel() < SMALL and not self.compile:
+                together.setdefault(self._kind(item), []).append((item, g))
+            else:
+                self._pass(item, g)
+        for items in together.values():
+            self._pass_together(items)
+        torch.autograd.graph.increment_version([item.parameter for item in work])
         if exchange is not None:
             exchange.release()
             if any(item.surrogate is not None for item in work):
                 exchange.regularizer.steps += 1
 
+    def _pass(self, item: Work, g: Tensor) -> None:
+        run = one_pass(item.rule, item.surrogate)
+        run(item.theta, g, item.moments, self.scalars(item), item.surrogate, item.state)
+
+    def _kind(self, item: Work) -> Hashable:
+        """Equal for parameters that can be passed over together."""
+        setting = (id(item.group), self.time_of(item.parameter), item.rule)
+        return (*setting, item.theta.dtype, type(item.surrogate))
+
+    def _pass_together(self, items: list[tuple[Work, Tensor]]) -> None:
+        """One pass over many small tensors laid end to end, and back to where they belong."""
+        work = [item for item, _ in items]
+        sizes = [item.theta.numel() for item in work]
+        states = [item.state for item in work]
+        joined = work[0]._replace(
+            theta=torch.cat([item.theta for item in work]),
+            moments=tuple(map(torch.cat, zip(*(item.moments for item in work), strict=True))),
+            state=states[0] and type(states[0])(*map(end_to_end, zip(*states, strict=True))),
+        )
+        self._pass(joined, torch.cat([g for _, g in items]))
+        for whole, *parts in zip(*map(changed, [joined, *work]), strict=True):
+            torch._foreach_copy_(parts, whole.split(sizes))
+
     def _check(self) -> None:
-        optimizer = self.optimizer
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             raise Misfit("the gradients are scaled")
-        if self.compile is False:
-            raise Misfit("compile=False")
-        if any(not group.get("capturable", True) and is_recorded(group) for group in optimizer.param_groups):
+        if any(not group.get("capturable", True) and is_recorded(group) for group in groups):
             raise Misfit("a CUDA graph is recorded without capturable=True")  # torch says so, too, and better
+        what = tuple((len(group["params"]), group["params"][0].device) for group in groups if group["params"])
+        if self._reason[0] != what:
+            self._reason = what, self._why_not()
+        if self._reason[1]:
+            raise Misfit(self._reason[1])
+
+    def _why_not(self) -> str | None:
+        """Why passes over these parameters are not to be compiled; None if they are."""
+        if self.compile is False:
+            return "compile=False"
         weights: dict[str, int] = {}
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             for p in group["params"]:
                 weights[p.device.type] = weights.get(p.device.type, 0) + p.numel()
         for device, count in weights.items():
             reason = kernels.no_compiler(device) if self.compile else kernels.why_not_compiled(device, count)
             if reason:
-                raise Misfit(reason)
+                return reason
+        return None
 
-    def _work(self, parameter: nn.Parameter, group: Group, exchange: Exchange | None) -> Work:
+    def _prepared(self, parameter: nn.Parameter, group: Group, exchange: Exchange | None) -> Work:
+        """The parameter's work, as it was at the last step unless anything has changed since."""
         if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
             raise Misfit(f"a parameter is a {type(parameter).__name__}")
         assert parameter.grad is not None
@@ -168,10 +235,22 @@ class Engine:
             surrogate = exchange.regularizer.surrogate_on(parameter.device, parameter.dtype)
             if surrogate is None:
                 raise Misfit("a setting of the regularizer is a tensor")
-        flat = kernels.flattened([parameter.detach(), parameter.grad.detach(), *moments], state)
-        if flat is None:
-            raise Misfit("a parameter, its gradient and its state are not of one precision, device and layout")
-        return Work(parameter, group, self.rule(parameter, group), flat[0], surrogate, flat[1])
+        rule = self.rule(parameter, group)
+        # Addresses and identities; what they belong to is held by the work itself, so none is used again for another.
+        place = (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype)
+        now = (*place, rule, id(group), id(state), id(surrogate), *map(id, moments))
+        before, work, _ = self._known.get(parameter, (None, None, None))
+        if work is None or now != before:
+            flat = kernels.flattened([parameter.detach(), *moments], state)
+            if flat is None:
+                raise Misfit(NOT_ALIKE)
+            work = Work(parameter, group, rule, flat[0][0], tuple(flat[0][1:]), surrogate, flat[1])
+            self._known[parameter] = now, work, (state, moments)
+        return work
+
+    def forget(self) -> None:
+        """Let go of the tensors of the last step."""
+        self._known.clear()
 
     def _say(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -274,6 +353,9 @@ class AdamEngine(Engine):
     def _step_of(self, item: Work) -> Tensor:
         step: Tensor = self.optimizer.state[item.parameter]["step"]
         return step
+
+    def time_of(self, parameter: nn.Parameter) -> Hashable:
+        return float(self.optimizer.state[parameter]["step"])
 
     def scalars(self, work: Work) -> AdamSettings | AdamScales:
         step = self._step_of(work)

@@ -71,10 +71,17 @@ class _OnePass(TakesRegularizer, Optimizer):
 class _Connection(Exchange):
     """A regularizer's part in the steps of an optimizer that knows it."""
 
+    optimizer: _OnePass
+
+    def forget(self) -> None:
+        if self.optimizer._engine is not None:
+            self.optimizer._engine.forget()
+
     def remove(self) -> None:
         super().remove()
         self.release()
-        if isinstance(self.optimizer, _OnePass) and self.optimizer._exchange is self:
+        self.forget()
+        if self.optimizer._exchange is self:
             self.optimizer._exchange = None
 
 

@@ -103,6 +103,7 @@ class Regularizer:
             new_states[name] = self.surrogate.consolidate(state, theta, importance.get(name))
         self._check_importance({name: state.omega for name, state in new_states.items()})
         self._states.update(new_states)
+        self._forget_passes()
         self.tasks += 1
         self.steps = 0
 
@@ -147,6 +148,7 @@ class Regularizer:
         check_saved(saved, self.method, self.surrogate, dict(self.protected()))
         self.surrogate = replace(self.surrogate, **saved["settings"])  # type: ignore[type-var]
         self._stiffness.clear()
+        self._forget_passes()
         self._states = {
             name: self.surrogate.State(**{field: tensor.clone() for field, tensor in tensors.items()})
             for name, tensors in saved["parameters"].items()
@@ -197,6 +199,10 @@ class Regularizer:
         if kept is None or kept[0] is not state:
             kept = self._stiffness[name] = (state, self.surrogate.stiffness(state))
         return kept[1]
+
+    def _forget_passes(self) -> None:
+        for attachment in self._attachments:
+            attachment.forget()
 
     def forget_stiffness(self) -> None:
         """Give up what :meth:`stiffness_of` keeps."""
