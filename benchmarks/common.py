@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import random
 import statistics
@@ -91,7 +92,7 @@ def ratio(times: Times, name: str, base: str) -> dict[str, float]:
 def network(*sizes: int, device: str) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for n, m in zip(sizes, sizes[1:], strict=False):
+    for n, m in itertools.pairwise(sizes):
         layers += [nn.Linear(n, m), nn.ReLU()]
     return nn.Sequential(*layers[:-1]).to(device)
 

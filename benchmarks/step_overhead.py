@@ -58,7 +58,7 @@ def cases(options: argparse.Namespace) -> dict[str, Step]:
         return recorded(step) if options.graph else step
 
     fused, other = {"make": torch.optim.Adam, "fused": True}, {"make": OtherAdam, "fused": True}
-    made = {
+    return {
         DEFAULT: plain(torch.optim.Adam),
         FUSED: plain(torch.optim.Adam, fused=True),
         "alasso.optim.Adam, no regularizer": plain(alasso.optim.Adam),
@@ -73,7 +73,6 @@ def cases(options: argparse.Namespace) -> dict[str, Step]:
         "ALASSO attached to an unknown optimizer": ours(alasso.ALASSO, **other),
         "MAS attached to an unknown optimizer": ours(alasso.MAS, **other),
     }
-    return made
 
 
 def main() -> None:
