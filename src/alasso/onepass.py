@@ -166,7 +166,8 @@ class Engine:
                 self._pass(item, g)
         for items in together.values():
             self._pass_together(items)
-        torch.autograd.graph.increment_version([item.parameter for item in work])
+        for item in work:
+            torch.autograd.graph.increment_version(item.parameter)
         if exchange is not None:
             exchange.release()
             if any(item.surrogate is not None for item in work):
@@ -345,10 +346,13 @@ class AdamEngine(Engine):
         return [state[name] for name in names]
 
     def count_step(self, work: list[Work]) -> None:
-        for on_device in (False, True):
-            steps = [self._step_of(item) for item in work if item.rule.on_device is on_device]
-            if steps:
-                torch._foreach_add_(steps, 1)
+        steps = [self._step_of(item) for item in work]
+        on_device = [step for step in steps if step.is_cuda]
+        if on_device:
+            torch._foreach_add_(on_device, 1)
+        for step in steps:
+            if not step.is_cuda:
+                step.add_(1)
 
     def _step_of(self, item: Work) -> Tensor:
         step: Tensor = self.optimizer.state[item.parameter]["step"]
@@ -365,7 +369,10 @@ class AdamEngine(Engine):
         key = (id(work.group), float(step), device, dtype)
         if key not in self._scales:
             exact = adam_scales(adam_settings(work.group, step.double(), torch.device("cpu"), torch.float64))
-            self._scales[key] = AdamScales(*(scale.to(device, dtype, non_blocking=True) for scale in exact))
+            # What does not change from step to step stays on the device.
+            kept: dict[str, Tensor] = adam_settings(work.group, step, device, dtype)._asdict()
+            scales = [kept.get(name, scale) for name, scale in exact._asdict().items()]
+            self._scales[key] = AdamScales(*(scale.to(device, dtype, non_blocking=True) for scale in scales))
         return self._scales[key]
 
 
