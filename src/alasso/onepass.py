@@ -370,8 +370,8 @@ class AdamEngine(Engine):
         if key not in self._scales:
             exact = adam_scales(adam_settings(work.group, step.double(), torch.device("cpu"), torch.float64))
             # What does not change from step to step stays on the device.
-            kept: dict[str, Tensor] = adam_settings(work.group, step, device, dtype)._asdict()
-            scales = [kept.get(name, scale) for name, scale in exact._asdict().items()]
+            kept = adam_settings(work.group, step, device, dtype)
+            scales: list[Tensor] = [getattr(kept, name, getattr(exact, name)) for name in exact._fields]
             self._scales[key] = AdamScales(*(scale.to(device, dtype, non_blocking=True) for scale in scales))
         return self._scales[key]
 
