@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from alasso.attach import Attachment, base_optimizer
+from alasso import kernels
+from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
 from alasso.sharding import local
@@ -41,7 +42,8 @@ class Regularizer:
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
-        self._attachments: list[Attachment] = []
+        self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
+        self._attachments: list[Exchange] = []
         self._check_patterns()
         self.refresh()
 
@@ -62,7 +64,7 @@ class Regularizer:
                 "build it from the parameters of the model given to " + type(self).__name__
             )
         if all(attachment.optimizer is not optimizer for attachment in self._attachments):
-            self._attachments.append(Attachment(self, optimizer))
+            self._attachments.append(attached(self, optimizer))
         return self
 
     def detach(self) -> None:
@@ -101,6 +103,7 @@ class Regularizer:
             new_states[name] = self.surrogate.consolidate(state, theta, importance.get(name))
         self._check_importance({name: state.omega for name, state in new_states.items()})
         self._states.update(new_states)
+        self._forget_passes()
         self.tasks += 1
         self.steps = 0
 
@@ -145,6 +148,7 @@ class Regularizer:
         check_saved(saved, self.method, self.surrogate, dict(self.protected()))
         self.surrogate = replace(self.surrogate, **saved["settings"])  # type: ignore[type-var]
         self._stiffness.clear()
+        self._forget_passes()
         self._states = {
             name: self.surrogate.State(**{field: tensor.clone() for field, tensor in tensors.items()})
             for name, tensors in saved["parameters"].items()
@@ -199,6 +203,24 @@ class Regularizer:
     def adopt(self, name: str, state: Any) -> None:
         """Keep a parameter's state in the tensors given from now on: equal in content, elsewhere in memory."""
         self._states[name] = state
+        self._forget_passes()
+
+    def _forget_passes(self) -> None:
+        for attachment in self._attachments:
+            attachment.forget()
+
+    def forget_stiffness(self) -> None:
+        """Give up what :meth:`stiffness_of` keeps."""
+        self._stiffness.clear()
+
+    def surrogate_on(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """The surrogate with its settings as tensors, as compiled passes take them."""
+        kept = self._surrogate_on.get((device, dtype))
+        if kept is None or kept[0] is not self.surrogate:
+            kept = (self.surrogate, kernels.with_tensor_settings(self.surrogate, device, dtype))
+            if not kernels.is_being_recorded(device):
+                self._surrogate_on[device, dtype] = kept
+        return kept[1]
 
     def reanchor(self) -> None:
         """Before the very first step there is no past: the path begins at the weights as they are now."""
