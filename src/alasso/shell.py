@@ -174,7 +174,7 @@ class Regularizer:
 
     def _field(self, field: str) -> dict[str, Tensor]:
         parameters = dict(self.protected())
-        return {name: as_sharded(getattr(state, field), parameters[name]) for name, state in self._states.items()}
+        return {name: as_sharded(getattr(state, field), parameters.get(name)) for name, state in self._states.items()}
 
     # -- saving ----------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Regularizer:
             "tasks": self.tasks,
             "steps": self.steps,
             "parameters": {
-                name: {field: to_save(tensor, state, parameters[name]) for field, tensor in state._asdict().items()}
+                name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
                 for name, state in self._states.items()
             },
         }
@@ -362,7 +362,7 @@ def flaw_of(omega: Tensor) -> int:
     return 2 if bool(torch.isnan(omega).any()) else 1
 
 
-def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter) -> Tensor:
+def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None) -> Tensor:
     """A field of a parameter's state as it is saved: a part of the whole, or the sum of the shards' summaries."""
     if tensor.shape == state.anchor.shape:
         return as_sharded(tensor, parameter)
