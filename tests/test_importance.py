@@ -518,7 +518,9 @@ def test_mistakes_are_named() -> None:
         fisher(model, [(x, y)], head=lambda output: output[:, :, None])
     with pytest.raises(AlassoError, match="row for each"):
         squared_output_norm(model, [x], head=torch.sum)
-    with pytest.raises(AlassoError, match="tensor x"):
-        squared_output_norm(model, [{"x": x}])
+    with pytest.raises(AlassoError, match="tensors as x, not list"):
+        squared_output_norm(model, [{"x": [1, 2]}])
+    with pytest.raises(AlassoError, match="tensors as x, not nothing"):
+        squared_output_norm(model, [{"labels": y}])
     with pytest.raises(AlassoError, match="chunk"):
         squared_output_norm(model, [x], chunk=0)

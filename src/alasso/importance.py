@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -35,15 +35,17 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
 from alasso.errors import AlassoError
-from alasso.layer_rules import CONVOLUTIONS, by_group, is_direct, normalized, sum_positions
+from alasso.layer_rules import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
+from alasso.ranks import add_over_ranks_, sharded_like, whole
 
 __all__ = ["fisher", "squared_output_norm"]
 
 _LABELS = ("true", "sampled", "expected")
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
-Head = Callable[[Tensor], Tensor]
+Head = Callable[[Any], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Inputs = Tensor | dict[str, Tensor]
 
 
 def fisher(
@@ -63,10 +65,15 @@ def fisher(
     sample from the model's softmax with `generator`, and "expected" takes the exact expectation
     Σ_c p_c (∂ log p_c / ∂θ_k)² over all classes, at the price of one backward pass per class.
 
-    The loader yields batches (x, y); unless labels are "true", x alone will do.  `head` maps the model's
-    output to logits (N, C), where -inf rules a class out.  With labels "true", `loss(output, y)` of shape
-    (N,) may replace -log p.  `parameters` chooses and names the parameters (default: all that require grad).
+    The loader yields batches (x, y); unless labels are "true", x alone will do.  A mapping is called as
+    model(**batch), less its "labels", which are y.  `head` maps the model's output to logits (N, C), where
+    -inf rules a class out; an output with an attribute `logits` needs none.  With labels "true",
+    `loss(output, y)` of shape (N,) may replace -log p.  `parameters` chooses and names the parameters
+    (default: all that require grad).
     At most `chunk` samples have their own gradients in memory at a time.
+
+    In a distributed run each rank passes its own part of the data, and all get the mean over all of it.  A
+    model sharded by FSDP2 is made whole on every rank for the time of the pass; the result is sharded again.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -90,7 +97,7 @@ def fisher(
         objective = _Objective(_given_targets, _log_probability, torch.square)
     else:
         objective = _Objective(_given_targets, _one_column(loss), torch.square)
-    return _ImportancePass(model, objective, parameters, head, chunk).mean_over(loader)
+    return _mean_over(loader, model, objective, parameters, head, chunk)
 
 
 def squared_output_norm(
@@ -112,7 +119,28 @@ def squared_output_norm(
     {'weight': tensor([[10.]])}
     """
     objective = _Objective(_no_targets, _squared_norm, torch.abs)
-    return _ImportancePass(model, objective, parameters, head, chunk).mean_over(loader)
+    return _mean_over(loader, model, objective, parameters, head, chunk)
+
+
+def _mean_over(
+    loader: Iterable[Any],
+    model: nn.Module,
+    objective: _Objective,
+    parameters: Mapping[str, nn.Parameter] | None,
+    head: Head | None,
+    chunk: int,
+) -> dict[str, Tensor]:
+    own = dict(model.named_parameters())
+    if parameters is None:
+        parameters = {name: p for name, p in own.items() if p.requires_grad}
+    for name, parameter in parameters.items():
+        if all(parameter is not p for p in own.values()):
+            raise AlassoError(f"Parameter {name!r} is not one of the model's: pass only those that are.")
+    with whole(model) as stand_in:
+        wholes = {name: stand_in(parameter) for name, parameter in parameters.items()}
+        means = _ImportancePass(model, objective, wholes, head, chunk).mean_over(loader)
+    with torch.inference_mode(False):
+        return {name: sharded_like(mean, parameters[name]) for name, mean in means.items()}
 
 
 @dataclass(frozen=True)
@@ -197,7 +225,7 @@ class _ImportancePass:
         self,
         model: nn.Module,
         objective: _Objective,
-        parameters: Mapping[str, nn.Parameter] | None,
+        parameters: Mapping[str, nn.Parameter],
         head: Head | None,
         chunk: int,
     ) -> None:
@@ -205,11 +233,6 @@ class _ImportancePass:
             raise AlassoError(f"chunk must be at least 1 sample, not {chunk}.")
         self.model, self.objective, self.head, self.chunk = model, objective, head, chunk
         self.own_names = {parameter: name for name, parameter in model.named_parameters()}
-        if parameters is None:
-            parameters = {name: p for p, name in self.own_names.items() if p.requires_grad}
-        for name, parameter in parameters.items():
-            if parameter not in self.own_names:
-                raise AlassoError(f"Parameter {name!r} is not one of the model's: pass only those that are.")
         self.parameters = dict(parameters)
         with torch.inference_mode(False):  # lest the sums be tensors that only inference mode may change
             self.sums = {p: torch.zeros_like(_at_least_single(p.detach())) for p in parameters.values()}
@@ -220,7 +243,7 @@ class _ImportancePass:
             for slot, parameter in layer.named_parameters(recurse=False)
             if parameter in self.sums
         }
-        self.layers_with_sample_rows: dict[torch.Size, set[nn.Module]] = {}
+        self.layers_with_sample_rows: dict[Hashable, set[nn.Module]] = {}
         self.vmap_works = True
 
     def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
@@ -229,17 +252,19 @@ class _ImportancePass:
         with _differentiable_eval_mode(self.model, self.sums):
             for batch in loader:
                 x, y = _inputs_and_labels(batch, device)
-                if len(x) > 0:
+                if _rows(x) > 0:
                     self._add_batch(x, y)
-                    count += len(x)
-            if count == 0:
+                    count += _rows(x)
+            total = torch.tensor(count, device=device)
+            add_over_ranks_((*self.sums.values(), total))
+            if total == 0:
                 raise AlassoError("The loader yielded no samples: pass a list or DataLoader with some batches.")
-            return {name: self.sums[parameter] / count for name, parameter in self.parameters.items()}
+            return {name: self.sums[parameter] / total for name, parameter in self.parameters.items()}
 
-    def _add_batch(self, x: Tensor, y: Tensor | None) -> None:
+    def _add_batch(self, x: Inputs, y: Tensor | None) -> None:
         output, calls = self._recorded_forward(x)
-        if output.shape[:1] != x.shape[:1]:
-            raise AlassoError(f"The output must have a row for each of {len(x)} samples, not {output.shape}.")
+        if output.shape[:1] != (_rows(x),):
+            raise AlassoError(f"The output must have a row for each of {_rows(x)} samples, not {output.shape}.")
         targets = self.objective.targets(output, y)
         terms = self.objective.terms(output, targets)
         direct, others = self._choose_routes(terms, calls, x)
@@ -249,11 +274,15 @@ class _ImportancePass:
         if others:
             self._add_sample_by_sample(others, x, targets)
 
-    def _output(self, x: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
-        output: Tensor = self.model(x) if values is None else functional_call(self.model, values, (x,))
-        return output if self.head is None else self.head(output)
+    def _output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
+        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), x)
+        output = self.model(*args, **kwargs) if values is None else functional_call(self.model, values, args, kwargs)
+        if self.head is not None:
+            return self.head(output)
+        found: Tensor = getattr(output, "logits", output)
+        return found
 
-    def _recorded_forward(self, x: Tensor) -> tuple[Tensor, _Calls]:
+    def _recorded_forward(self, x: Inputs) -> tuple[Tensor, _Calls]:
         calls: _Calls = {}
 
         def record(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -268,7 +297,7 @@ class _ImportancePass:
                 hooks.callback(handle.remove)
             return self._output(x), calls
 
-    def _choose_routes(self, terms: Tensor, calls: _Calls, x: Tensor) -> tuple[_Slots, list[nn.Parameter]]:
+    def _choose_routes(self, terms: Tensor, calls: _Calls, x: Inputs) -> tuple[_Slots, list[nn.Parameter]]:
         """Split the parameters that have an influence into slots of layers to be done directly, and others.
 
         The autograd graph is the judge: a weight may be tied, or used by hand besides its layer's call.
@@ -286,22 +315,22 @@ class _ImportancePass:
                 others.append(parameter)
         return direct, others
 
-    def _has_a_row_per_sample(self, layer: nn.Module, layer_x: Tensor, x: Tensor) -> bool:
+    def _has_a_row_per_sample(self, layer: nn.Module, layer_x: Tensor, x: Inputs) -> bool:
         """Whether row i of the layer's input is sample i's.
 
         Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; what becomes of half a batch can.
         """
-        if len(layer_x) != len(x) or (isinstance(layer, CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
+        rows, shape = _rows(x), _sample_shape(x)
+        if len(layer_x) != rows or (isinstance(layer, CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
             return False
-        if len(x) == 1:
-            return True
-        if x.shape[1:] not in self.layers_with_sample_rows:
-            half = x[: len(x) // 2]
-            _, calls = self._recorded_forward(half)
-            self.layers_with_sample_rows[x.shape[1:]] = {
-                called for called, (call, *_) in calls.items() if len(call.x) == len(half)
+        if shape not in self.layers_with_sample_rows:
+            # A single sample is doubled instead: a table of one row for all samples looks like one sample's row.
+            other = next(iter(_parts(rows // 2, x)))[0] if rows > 1 else _map(lambda t: torch.cat((t, t)), x)
+            _, calls = self._recorded_forward(other)
+            self.layers_with_sample_rows[shape] = {
+                called for called, (call, *_) in calls.items() if len(call.x) == _rows(other)
             }
-        return layer in self.layers_with_sample_rows[x.shape[1:]]
+        return layer in self.layers_with_sample_rows[shape]
 
     def _add_directly(self, direct: _Slots, terms: Tensor, calls: _Calls) -> None:
         edges = [calls[layer][0].output for layer in direct]
@@ -315,6 +344,9 @@ class _ImportancePass:
 
     def _add_slot(self, layer: nn.Module, slot: str, x: Tensor, g: Tensor) -> None:
         total, magnitude = self.sums[getattr(layer, slot)], self.objective.magnitude
+        if isinstance(layer, nn.Embedding):
+            add_embedding_(total, layer, x, g.to(total.dtype), magnitude)
+            return
         x, g = x.to(total.dtype), g.to(total.dtype)
         if slot == "bias":
             total += magnitude(sum_positions(layer, g, total.shape)).sum(0)
@@ -332,14 +364,14 @@ class _ImportancePass:
     def _samples_at_once(self, elements_per_sample: int) -> int:
         return max(1, min(self.chunk, _ELEMENTS_AT_ONCE // max(1, elements_per_sample)))
 
-    def _add_sample_by_sample(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> None:
+    def _add_sample_by_sample(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> None:
         size = self._samples_at_once(sum(parameter.numel() for parameter in parameters))
         for x_part, y_part in _parts(size, x, y):
             importances = self._sum_of_samples(parameters, x_part, y_part)
             for parameter, importance in zip(parameters, importances, strict=True):
                 self.sums[parameter] += importance
 
-    def _sum_of_samples(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+    def _sum_of_samples(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
         if self.vmap_works:
             try:
                 return self._sum_by_vmap(parameters, x, y)
@@ -347,12 +379,12 @@ class _ImportancePass:
                 self.vmap_works = False
         return _add_up(self._one_sample(parameters, x_i, y_i) for x_i, y_i in _parts(1, x, y))
 
-    def _sum_by_vmap(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+    def _sum_by_vmap(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
         values = {self.own_names[parameter]: parameter.detach() for parameter in parameters}
 
-        def importance(x_i: Tensor, y_i: Tensor) -> list[Tensor]:
+        def importance(x_i: Inputs, y_i: Tensor) -> list[Tensor]:
             def terms(values: dict[str, Tensor]) -> Tensor:
-                return self.objective.terms(self._output(x_i[None], values), y_i[None])[0]
+                return self.objective.terms(self._output(_map(lambda t: t[None], x_i), values), y_i[None])[0]
 
             primal, pull_back, *_ = vjp(terms, values)
             gradients = (pull_back(unit)[0] for unit in torch.eye(len(primal)).to(primal))
@@ -363,7 +395,7 @@ class _ImportancePass:
             warnings.filterwarnings("ignore", "There is a performance drop")  # some operations vmap only loops over
             return [per_sample.sum(0) for per_sample in vmap(importance)(x, y)]
 
-    def _one_sample(self, parameters: list[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+    def _one_sample(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
         # Copies, because hooks on the parameters themselves would alter the gradients.
         values = {self.own_names[parameter]: parameter.detach().requires_grad_() for parameter in parameters}
         (terms,) = self.objective.terms(self._output(x, values), y)
@@ -388,7 +420,13 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
         for parameter in frozen:
             parameter.requires_grad_(True)
         # Autocast costs precision, and the casts it shares hide from the graph how often a weight is used.
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device_type, enabled=False):
+        # A compiled model would run without the hooks that the pass puts on its layers.
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device_type, enabled=False),
+            torch.compiler.set_stance("force_eager"),
+        ):
             yield
     finally:
         torch.backends.cudnn.enabled = cudnn
@@ -398,11 +436,32 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
             parameter.requires_grad_(False)
 
 
-def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Tensor, Tensor | None]:
-    x, y, *_ = (batch, None) if isinstance(batch, Tensor) else (*batch, None)
-    if not isinstance(x, Tensor):
-        raise AlassoError(f"A batch must be x or (x, y) with a tensor x, not {type(x).__name__}: adapt the loader.")
-    return x.to(device), None if y is None else y.to(device)
+def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:
+    if isinstance(batch, Mapping):
+        x, y = {name: value for name, value in batch.items() if name != "labels"}, batch.get("labels")
+    else:
+        x, y, *_ = (batch, None) if isinstance(batch, Tensor) else (*batch, None)
+    values = x.values() if isinstance(x, Mapping) else [x]
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        wrong = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), "nothing")
+        raise AlassoError(f"A batch must be x, (x, y) or a mapping with tensors as x, not {wrong}: adapt the loader.")
+    return _map(lambda value: value.to(device), dict(x) if isinstance(x, Mapping) else x), (
+        None if y is None else y.to(device)
+    )
+
+
+def _map(change: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    return change(x) if isinstance(x, Tensor) else {name: change(value) for name, value in x.items()}
+
+
+def _rows(x: Inputs) -> int:
+    return len(x if isinstance(x, Tensor) else next(iter(x.values())))
+
+
+def _sample_shape(x: Inputs) -> Hashable:
+    if isinstance(x, Tensor):
+        return x.shape[1:]
+    return tuple((name, value.shape[1:]) for name, value in x.items())
 
 
 def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
@@ -428,9 +487,10 @@ def _columns_that_count(terms: Tensor) -> list[int]:
     return [int(column) for column in terms.detach().any(0).nonzero()]
 
 
-def _parts(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    for start in range(0, len(tensors[0]), size):
-        yield tuple(tensor[start : start + size] for tensor in tensors)
+def _parts(size: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
+    for start in range(0, _rows(tensors[0]), size):
+        stop = start + size
+        yield tuple(_map(lambda t: t[start:stop], x) for x in tensors)  # noqa: B023  # called at once
 
 
 def _add_up(rows: Iterable[list[Tensor]]) -> list[Tensor]:

@@ -1,10 +1,14 @@
 """How the common layers use their parameters, so that per-sample gradients follow from inputs and output gradients.
 
 With input x and output gradient g, sample i's gradient of the weight is Σ_p g_ip x_ipᵀ over its positions p;
-of the bias Σ_p g_ip; of a norm layer's scale Σ_p g_ip x̂_ip, with x̂ the normalized input.
+of the bias Σ_p g_ip; of a norm layer's scale Σ_p g_ip x̂_ip, with x̂ the normalized input; of row v of an embedding
+Σ g_ip over the positions with x_ip = v.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +17,28 @@ from torch import Tensor, nn
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
-DIRECT_LAYERS = frozenset({*CHANNELS_LAST, *CONVOLUTIONS, *BATCH_NORMS, nn.GroupNorm})
+DIRECT_LAYERS = frozenset({*CHANNELS_LAST, *CONVOLUTIONS, *BATCH_NORMS, nn.GroupNorm, nn.Embedding})
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def is_direct(layer: nn.Module) -> bool:
     """Whether the layer is exactly of a known kind: a subclass or replaced forward may differ."""
     uses_batch_statistics = isinstance(layer, BATCH_NORMS) and layer.running_mean is None
-    return type(layer) in DIRECT_LAYERS and "forward" not in vars(layer) and not uses_batch_statistics
+    alters_gradients = isinstance(layer, nn.Embedding) and (
+        layer.scale_grad_by_freq or layer.sparse or layer.max_norm is not None
+    )
+    return (
+        kind_of(layer) in DIRECT_LAYERS
+        and "forward" not in vars(layer)
+        and not uses_batch_statistics
+        and not alters_gradients
+    )
+
+
+def kind_of(layer: nn.Module) -> type:
+    """The layer's class as its author wrote it: FSDP2 puts a subclass of it and of its own in its place."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not loaded, nothing is sharded
+    return type(layer).__bases__[1] if fsdp is not None and isinstance(layer, fsdp.FSDPModule) else type(layer)
 
 
 def sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor:
@@ -65,3 +83,17 @@ def padding_of(conv: Convolution) -> list[int]:
         return [width for total in reversed(spare) for width in (total // 2, total - total // 2)]
     widths: tuple[int, ...] = conv.padding  # type: ignore[assignment]  # only strings are not tuples
     return [width for width in reversed(widths) for _ in range(2)]
+
+
+def add_embedding_(
+    total: Tensor, layer: nn.Embedding, x: Tensor, g: Tensor, magnitude: Callable[[Tensor], Tensor]
+) -> None:
+    """total += Σ_i magnitude of sample i's gradient of the table, forming only the rows that a sample looks up."""
+    sample = torch.arange(len(x), device=x.device).view(-1, *[1] * (x.ndim - 1)).expand_as(x)
+    flat_x, flat_g, flat_sample = x.flatten(), g.flatten(0, -2), sample.flatten()
+    if layer.padding_idx is not None:  # its row gets no gradient
+        kept = flat_x != layer.padding_idx
+        flat_x, flat_g, flat_sample = flat_x[kept], flat_g[kept], flat_sample[kept]
+    pairs, place = torch.unique(flat_sample * layer.num_embeddings + flat_x, return_inverse=True)
+    rows = flat_g.new_zeros(len(pairs), flat_g.shape[-1]).index_add_(0, place, flat_g)
+    total.index_add_(0, pairs % layer.num_embeddings, magnitude(rows))

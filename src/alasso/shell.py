@@ -6,22 +6,25 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from alasso import importance as measures
 from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
+from alasso.ranks import agreed, as_sharded, is_first_shard, sharded_like, sum_over_shards, total_of
 from alasso.sharding import local
 
 STATE_VERSION = 1
 
 Loader = Iterable[Any]
-Head = Callable[[Tensor], Tensor]
+Head = Callable[[Any], Tensor]
+Measure = Literal["fisher", "mas"]
 
 
 class Regularizer:
@@ -73,6 +76,11 @@ class Regularizer:
             attachment.remove()
         self._attachments.clear()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is an optimizer whose steps are observed."""
+        return bool(self._attachments)
+
     def __enter__(self) -> Regularizer:
         return self
 
@@ -107,29 +115,79 @@ class Regularizer:
         self.tasks += 1
         self.steps = 0
 
+    def warm_start(
+        self,
+        loader: Loader,
+        importance: Measure = "fisher",
+        *,
+        labels: str = "true",
+        head: Head | None = None,
+        loss: measures.Loss | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Protect weights that were trained before the regularizer came, such as those of a pretrained model.
+
+        A path method has seen nothing of that training, so Ω is measured on ``loader`` at the weights as they are: the
+        diagonal "fisher" information, or the outputs' sensitivity, "mas", which needs no labels. It should hold some
+        hundred samples of what the model must not lose. ALASSO treats both sides of these weights as unobserved. Call
+        it before training; it counts as one task.
+
+        ``labels``, ``head`` and ``loss`` are those of :func:`alasso.importance.fisher`. ``scale`` multiplies what was
+        measured: with 0.5, Ω·d² is the Fisher's own estimate of how much the old loss rises.
+        """
+        if importance not in get_args(Measure):
+            raise AlassoError(f"importance must be one of {', '.join(get_args(Measure))}, not {importance!r}")
+        if self.tasks > 0 or self.steps > 0:
+            raise AlassoError("warm_start() is for weights from before the first task; call it before training")
+        if not scale > 0:
+            raise AlassoError(f"scale must be a positive number, not {scale}")
+        self.refresh()
+        parameters = dict(self.protected())
+        if importance == "fisher":
+            options: dict[str, Any] = {"labels": labels, "loss": loss}
+            measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
+        else:
+            measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
+        self._check_importance(measured)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                theta = self._theta(parameter)
+                self.adopt(name, self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype)))
+        self.tasks = 1
+
     def penalty(self) -> Tensor:
-        """What the surrogate of the past adds to the loss at the model's present weights; differentiable."""
+        """What the surrogate of the past adds to the loss at the model's present weights; differentiable.
+
+        With sharded parameters it is the sum over all shards: call it on all ranks.
+        """
         terms = [
-            self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state)
+            (self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state), parameter)
             for name, parameter in self.protected()
             for state in (self.state_of(name, parameter),)
         ]
-        if not terms:
-            return torch.zeros(())
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+        return total_of(terms) if terms else torch.zeros(())
 
     def importance(self) -> dict[str, Tensor]:
-        """{parameter name: Ω}, never negative."""
-        return {name: state.omega.clone() for name, state in self._states.items()}
+        """{parameter name: Ω}, never negative; sharded as the parameters are."""
+        return self._field("omega")
 
     def anchor(self) -> dict[str, Tensor]:
-        """{parameter name: θ̂}, the weights that the penalty pulls towards."""
-        return {name: state.anchor.clone() for name, state in self._states.items()}
+        """{parameter name: θ̂}, the weights that the penalty pulls towards; sharded as the parameters are."""
+        return self._field("anchor")
+
+    def _field(self, field: str) -> dict[str, Tensor]:
+        parameters = dict(self.protected())
+        return {name: as_sharded(getattr(state, field), parameters.get(name)) for name, state in self._states.items()}
 
     # -- saving ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to remember, also in the middle of a task; tensors, numbers and strings only."""
+        """All there is to remember, also in the middle of a task; tensors, numbers and strings only.
+
+        Of sharded parameters, each rank's dictionary holds its own shards as distributed tensors, ready for
+        `torch.distributed.checkpoint`: call it on all ranks.
+        """
+        parameters = dict(self.protected())
         return {
             "version": STATE_VERSION,
             "method": self.method,
@@ -137,7 +195,7 @@ class Regularizer:
             "tasks": self.tasks,
             "steps": self.steps,
             "parameters": {
-                name: {field: tensor.clone() for field, tensor in state._asdict().items()}
+                name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
                 for name, state in self._states.items()
             },
         }
@@ -145,12 +203,15 @@ class Regularizer:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take over a saved state, settings included (as optimizers do). Refused whole if anything does not fit."""
         self.refresh()
-        check_saved(saved, self.method, self.surrogate, dict(self.protected()))
+        parameters = dict(self.protected())
+        check_saved(saved, self.method, self.surrogate, parameters)
         self.surrogate = replace(self.surrogate, **saved["settings"])  # type: ignore[type-var]
         self._stiffness.clear()
         self._forget_passes()
         self._states = {
-            name: self.surrogate.State(**{field: tensor.clone() for field, tensor in tensors.items()})
+            name: self.surrogate.State(
+                **{field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
+            )
             for name, tensors in saved["parameters"].items()
         }
         self.tasks, self.steps = saved["tasks"], saved["steps"]
@@ -187,6 +248,9 @@ class Regularizer:
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = self.surrogate.init(self._theta(parameter))
+        if state.anchor.shape != theta.shape and state.anchor.shape == parameter.shape:
+            # The model was sharded since.
+            state = self._states[name] = type(state)(*(from_saved(t, parameter) for t in state))
         if state.anchor.shape != theta.shape:
             state = self._states[name] = self._grown(name, state, self._theta(parameter))
         if state.anchor.device != theta.device or state.anchor.dtype != state_dtype(theta):
@@ -201,7 +265,7 @@ class Regularizer:
         return kept[1]
 
     def adopt(self, name: str, state: Any) -> None:
-        """Keep a parameter's state in the tensors given from now on: equal in content, elsewhere in memory."""
+        """This is the parameter's state from now on, in these very tensors."""
         self._states[name] = state
         self._forget_passes()
 
@@ -226,6 +290,22 @@ class Regularizer:
         """Before the very first step there is no past: the path begins at the weights as they are now."""
         for name, parameter in self.protected():
             self._states[name] = self.surrogate.init(self._theta(parameter))
+
+    def shift_anchor(self, parameter: nn.Parameter, by: Tensor) -> None:
+        """The caller gave this parameter another origin, θ → θ + ``by``, that changes nothing: memory goes along."""
+        name, state = self._known(parameter)
+        self.adopt(name, state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype)))
+
+    def forget(self, parameter: nn.Parameter) -> None:
+        """This parameter no longer matters to what was learned: it starts again, without a past."""
+        name, _ = self._known(parameter)
+        self.adopt(name, self.surrogate.init(self._theta(parameter)))
+
+    def _known(self, parameter: nn.Parameter) -> tuple[str, Any]:
+        name = self.name_of(parameter)
+        if name is None or name not in self._states:
+            raise AlassoError("this parameter is not protected; pass one of the regularizer's own model")
+        return name, self.state_of(name, parameter)
 
     def _theta(self, parameter: nn.Parameter) -> Tensor:
         theta = local(parameter).detach()
@@ -265,14 +345,17 @@ class Regularizer:
             raise AlassoError("the model has no parameters to protect")
 
     def _check_importance(self, importance: Mapping[str, Tensor]) -> None:
-        for name, omega in importance.items():
-            if not bool(torch.isfinite(omega).all()):
-                kind = "NaN" if bool(torch.isnan(omega).any()) else "infinite"
+        flaws = [flaw_of(omega) for omega in importance.values()]
+        some = any(bool(omega.any()) for omega in importance.values())
+        # A rank sees its own shards alone, but either all ranks go on or none does.
+        *flaws, any_importance = agreed([*flaws, int(some)], (p for _, p in self.protected()))
+        for name, flaw in zip(importance, flaws, strict=True):
+            if flaw:
                 raise AlassoError(
-                    f"importance of {name} is {kind}: the training diverged, or a setting lets it overflow; "
+                    f"importance of {name} is {FLAWS[flaw]}: the training diverged, or a setting lets it overflow; "
                     "the state before this consolidation is kept"
                 )
-        if not any(bool(omega.any()) for omega in importance.values()):
+        if not any_importance:
             raise AlassoError(
                 "importance is zero for every weight: nothing was learned that could be protected "
                 "(did the weights move, and did gradients reach them?)"
@@ -293,6 +376,30 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def plain_name(name: str) -> str:
     """Qualified name without the mark torch.compile leaves on submodules: compiled or not, a state fits."""
     return name.replace("_orig_mod.", "")
+
+
+FLAWS = ("", "infinite", "NaN")
+
+
+def flaw_of(omega: Tensor) -> int:
+    """Place in FLAWS of what is wrong with an importance, 0 if nothing is."""
+    if bool(torch.isfinite(omega).all()):
+        return 0
+    return 2 if bool(torch.isnan(omega).any()) else 1
+
+
+def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None) -> Tensor:
+    """A field of a parameter's state as it is saved: a part of the whole, or the sum of the shards' summaries."""
+    if tensor.shape == state.anchor.shape:
+        return as_sharded(tensor, parameter)
+    return sum_over_shards(tensor, parameter).clone()
+
+
+def from_saved(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+    """This rank's share of a saved field."""
+    if tensor.shape == parameter.shape:
+        return sharded_like(tensor, parameter)
+    return tensor.clone() if is_first_shard(parameter) else torch.zeros_like(tensor)
 
 
 def state_dtype(theta: Tensor) -> torch.dtype:
@@ -330,5 +437,5 @@ def check_saved(
         if set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
             raise AlassoError(f"the state of {name} holds {sorted(tensors)}, which is not what {method} keeps")
         shape = tuple(tensors["anchor"].shape)
-        if shape != tuple(local(parameter).shape):
-            raise AlassoError(f"{name} has shape {tuple(local(parameter).shape)}, but the saved state is for {shape}")
+        if shape != tuple(parameter.shape):
+            raise AlassoError(f"{name} has shape {tuple(parameter.shape)}, but the saved state is for {shape}")

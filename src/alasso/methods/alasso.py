@@ -114,6 +114,11 @@ class AlassoSurrogate(Surrogate[AlassoState]):
             side=observed_side(moved, omega, self.unmoved),
         )
 
+    def warm_start(self, theta: Tensor, importance: Tensor) -> AlassoState:
+        """No path led here, so neither side has been observed: Eq. 5 overestimates both."""
+        side = torch.zeros_like(theta, dtype=torch.int8)
+        return self.init(theta)._replace(omega=importance.clone(), side=side)
+
     def past_omega(self, s: AlassoState, moved: Tensor) -> Tensor:
         """ω of the past, Eqs. 11 and 12: −c′·L_s(θ̂ⁿ, a′)."""
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a_prime, self.epsilon_prime)

@@ -97,6 +97,11 @@ class IMMSurrogate(Surrogate[IMMState]):
             omega=(new.precision > 0).to(theta.dtype),
         )
 
+    def warm_start(self, theta: Tensor, importance: Tensor) -> IMMState:
+        """The first of the tasks to be merged; here even a weight that stood still has a say."""
+        F = importance if self.merge == "mode" else torch.ones_like(theta)
+        return IMMState(anchor=theta.clone(), omega=(F > 0).to(theta.dtype), precision=F.clone(), weighted=F * theta)
+
     def task_precision(self, s: IMMState, theta: Tensor, importance: Tensor | None) -> Tensor:
         """F_k of the task that ended at θ: the Fisher information in the mode's case, 1 in the mean's."""
         if self.merge == "mode":

@@ -43,6 +43,9 @@ class SISurrogate(Surrogate[PathState]):
         omega = accumulated_omega(s.omega, s.path, theta - s.anchor, self.xi)
         return PathState(anchor=theta.clone(), omega=omega, path=torch.zeros_like(s.path))
 
+    def warm_start(self, theta: Tensor, importance: Tensor) -> PathState:
+        return self.init(theta)._replace(omega=importance.clone())
+
 
 def accumulated_omega(Omega: Tensor, omega: Tensor, moved: Tensor, xi: float | Tensor) -> Tensor:
     """Eq. 3. A negative ω lowers Ω, but never below zero: SI's authors take the rectifier of the whole sum."""

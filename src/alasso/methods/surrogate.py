@@ -60,6 +60,10 @@ class Surrogate(ABC, Generic[S]):
     def consolidate(self, s: S, theta: Tensor, importance: Tensor | None = None) -> S:
         """State after a task that ended at θ."""
 
+    def warm_start(self, theta: Tensor, importance: Tensor) -> S:
+        """State of weights θ whose training was not seen: only how important they are has been measured."""
+        return self.consolidate(self.init(theta), theta, importance)
+
     def constant(self, s: S) -> Tensor | float:
         """The part of the penalty that does not depend on θ."""
         return 0.0

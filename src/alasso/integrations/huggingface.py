@@ -1,0 +1,138 @@
+"""Hugging Face Trainer: a callback that attaches in ``train`` and consolidates at its end.
+
+keep = AlassoCallback(ALASSO(model))
+for domain in domains:
+    Trainer(model, arguments, train_dataset=domain, callbacks=[keep]).train()
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from alasso.errors import AlassoError
+from alasso.integrations import files
+from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
+from alasso.shell import Head, Loader, Regularizer
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
+    ) from error
+
+IGNORED = -100  # label of a position that has no part in the loss
+
+
+class AlassoCallback(TrainerCallback):
+    """Keeps what the model knew while it is trained on the next domain.
+
+    ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the trainer's model
+    ``end_of_task``  "fit": every ``train()`` is a task; "manual": you call ``callback.regularizer.consolidate()``
+    ``loader``, ``head``  what EWC and MAS measure importance on; the trainer's own training data if None
+    ``metric``  name of the evaluation metric (larger is better) whose distance from its best so far is logged as
+    forgetting
+    ``resume_from``  the checkpoint folder that training goes on from, where it is not in the output folder
+
+    The method's state is written into every checkpoint folder, and read when training resumes from one, which goes on
+    bit for bit. ``alasso_penalty`` joins the training logs, ``…_forgetting`` the results of evaluations.
+    """
+
+    def __init__(
+        self,
+        regularizer: Regularizer | Make,
+        *,
+        end_of_task: EndOfTask = "fit",
+        loader: Loader | None = None,
+        head: Head | None = None,
+        metric: str = "accuracy",
+        resume_from: str | Path | None = None,
+    ) -> None:
+        self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
+        self.metric = metric
+        self.resume_from = resume_from
+        self.best: dict[str, float] = {}  # of each evaluation's metric, over all tasks so far
+
+    @property
+    def regularizer(self) -> Regularizer:
+        return self._keeper.regularizer
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._keeper.make(kwargs["model"])
+        if state.global_step > 0:
+            self._load(self._resumed_folder(args, state))
+        self._keeper.begin([kwargs["optimizer"]])
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        folder = checkpoint_folder(args, state)
+        if folder.is_dir() or not args.should_save:
+            files.save(self._state(), folder, writes=args.should_save)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            # The trainer went back to the best weights; the path went on from there, and is to end there, too.
+            self._load(Path(state.best_model_checkpoint))
+        self._keeper.end(kwargs["train_dataloader"])
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs: dict[str, float] | None = kwargs.get("logs")
+        if logs is None or not self._keeper.is_made:
+            return
+        added = self._forgetting(logs)
+        if "loss" in logs and self.regularizer.tasks > 0:
+            added["alasso_penalty"] = float(self.regularizer.penalty().detach())
+        logs.update(added)
+        if state.log_history:  # the trainer has already put a copy there
+            state.log_history[-1].update(added)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _forgetting(self, logs: dict[str, float]) -> dict[str, float]:
+        """How far each evaluation's metric lies below its best so far."""
+        found = {}
+        for name, value in logs.items():
+            if name.startswith("eval") and name.endswith(f"_{self.metric}"):
+                self.best[name] = max(value, self.best.get(name, value))
+                found[name.removesuffix(self.metric) + "forgetting"] = self.best[name] - value
+        return found
+
+    def _resumed_folder(self, args: TrainingArguments, state: TrainerState) -> Path:
+        """The trainer does not tell callbacks where it resumed from: its own arguments, or its output folder, do."""
+        named = self.resume_from or getattr(args, "resume_from_checkpoint", None)
+        return Path(named) if isinstance(named, str | Path) else checkpoint_folder(args, state)
+
+    def _load(self, folder: Path) -> None:
+        if not files.exists(folder):
+            raise AlassoError(
+                f"training resumes from a checkpoint, but {folder} holds no state of a regularizer; "
+                "name the folder with resume_from=, or start anew"
+            )
+        saved = files.load(folder, like=self._state())
+        self.regularizer.load_state_dict(saved["regularizer"])
+        self.best = json.loads(saved["best"])
+
+    def _state(self) -> dict[str, Any]:
+        return {"best": json.dumps(self.best), "regularizer": self.regularizer.state_dict()}
+
+
+def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+
+
+def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """−log p of each sequence, (N,), where position t predicts token t + 1: ``warm_start(…, loss=causal_lm_loss)``."""
+    tokens = F.cross_entropy(
+        logits[:, :-1].transpose(1, 2).float(), labels[:, 1:], reduction="none", ignore_index=IGNORED
+    )
+    return tokens.sum(1)

@@ -1,0 +1,86 @@
+"""Lightning: a callback that attaches in ``fit`` and consolidates at its end.
+
+keep = AlassoCallback(ALASSO(model))
+for task in tasks:
+    Trainer(max_epochs=5, callbacks=[keep]).fit(model, task)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
+from alasso.shell import Head, Loader, Regularizer
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError("alasso.integrations.lightning needs lightning: pip install 'alasso[lightning]'") from error
+
+
+class AlassoCallback(Callback):
+    """Keeps what the model knew while it is fitted to the next task.
+
+    ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the LightningModule in `fit`
+    ``end_of_task``  "fit": every fit is a task; "manual": you call ``callback.regularizer.consolidate()``
+    ``loader``, ``head``  what EWC and MAS measure importance on; the trainer's own training data if None
+    ``log_penalty``  log ``alasso/penalty`` as often as the trainer logs
+
+    The method's state is part of every checkpoint: ``fit(ckpt_path=…)`` goes on bit for bit. A checkpoint that is
+    written during a fit is within the task, one that is written after it has the task consolidated.
+    """
+
+    def __init__(
+        self,
+        regularizer: Regularizer | Make,
+        *,
+        end_of_task: EndOfTask = "fit",
+        loader: Loader | None = None,
+        head: Head | None = None,
+        log_penalty: bool = True,
+    ) -> None:
+        self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
+        self.log_penalty = log_penalty
+        self._ended = True
+
+    @property
+    def regularizer(self) -> Regularizer:
+        return self._keeper.regularizer
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._keeper.make(pl_module)
+            self._ended = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._keeper.begin(trainer.optimizers)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is made
+        if self.log_penalty and trainer.loggers and self.regularizer.tasks > 0 and trainer.global_step % every == 0:
+            pl_module.log("alasso/penalty", self.regularizer.penalty().detach())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A fit that resumes where training was already over runs no step and no on_train_end.
+        if not self._ended and self.regularizer.steps > 0:
+            self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
+        self._ended = True
+        self._keeper.end(trainer.train_dataloader)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._keeper.is_made:
+            self.regularizer.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.regularizer.state_dict() if self._keeper.is_made else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict:
+            self.regularizer.load_state_dict(state_dict)

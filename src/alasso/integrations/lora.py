@@ -1,0 +1,63 @@
+r"""LoRA adapters of peft. They need nothing special: a regularizer of the model protects what is trained, the adapters.
+
+What is here makes adapters part of the base weights between tasks, so that each task has its whole rank to itself:
+
+.. math:: W + s\,BA \;\to\; W' + s\,B'A, \qquad W' = W + s\,BA, \quad B' = 0
+
+The weights do not change, and neither does ∂W/∂B = s·(·)A: what was learned about the importance of B holds for B′,
+whose anchor is B's less what was merged. ∂W/∂A = s·B′ᵀ(·) is zero now, so A is free to turn to what the next task
+needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from alasso.errors import AlassoError
+from alasso.regularizers import IMM
+from alasso.shell import Regularizer
+
+try:
+    from peft.tuners.lora import LoraLayer
+except ImportError as error:
+    raise ImportError("alasso.integrations.lora needs peft: pip install 'alasso[lora]'") from error
+
+
+@torch.no_grad()
+def merge_adapters(regularizer: Regularizer) -> None:
+    """Make the active adapters part of the base weights, and the regularizer's memory fit to what is left of them.
+
+    Call it after ``consolidate()``; needs no data. The optimizer may go on as it is.
+    """
+    if isinstance(regularizer, IMM):
+        raise AlassoError("IMM averages the weights of tasks, which merged adapters no longer have; use another method")
+    if regularizer.steps > 0:
+        raise AlassoError("adapters are merged between tasks; call consolidate() first")
+    pairs = list(adapter_pairs(regularizer.model))
+    if not pairs:
+        raise AlassoError("the model has no LoRA adapters of linear or embedding layers to merge")
+    for layer, adapter, restarts, stays in pairs:
+        base = layer.get_base_layer().weight
+        base.add_(layer.get_delta_weight(adapter).to(base.dtype))
+        regularizer.shift_anchor(restarts, -restarts.detach())
+        restarts.zero_()
+        regularizer.forget(stays)
+
+
+def adapter_pairs(model: nn.Module) -> Iterator[tuple[Any, str, nn.Parameter, nn.Parameter]]:
+    """(layer, adapter, factor that starts at zero, the other factor) of every active adapter."""
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        if layer.merged:
+            raise AlassoError("the adapters are merged for inference at the moment; call unmerge_adapter() first")
+        for adapter in layer.active_adapters:
+            if getattr(layer, "use_dora", {}).get(adapter):
+                raise AlassoError("DoRA adapters scale the base weights, which this does not know; use plain LoRA")
+            if adapter in layer.lora_A:
+                yield layer, adapter, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
+            elif adapter in layer.lora_embedding_A:
+                yield layer, adapter, layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
