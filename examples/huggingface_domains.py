@@ -53,7 +53,8 @@ def learn_three_domains(seed: int, protect: bool) -> list[float]:
         batch = {"per_device_train_batch_size": 32, "per_device_eval_batch_size": 500}
         arguments = TrainingArguments(folder, use_cpu=True, **options, **quiet, **batch)
         trainer = Trainer(model, arguments, compute_metrics=accuracy, callbacks=callbacks)
-        for trainer.train_dataset, _ in data.values():
+        for train, _ in data.values():
+            trainer.train_dataset = train
             trainer.train()
         return [trainer.evaluate(test)["eval_accuracy"] for _, test in data.values()]
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import kernels
 from alasso.bench import lanes, models, results, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
@@ -227,7 +226,7 @@ def test_the_compiled_pass_equals_the_plain_one(count):
     gradient = torch.randn(3, count, generator=torch.Generator().manual_seed(0)).cuda()
     got = [tensor.flatten(1) for tensor in stacked_tensors("cuda", 3, 1, count)]
     before = [tensor.clone() for tensor in got]
-    kernels.compiled(lanes.spring_and_adam_)(*got, gradient, *pace)
+    lanes.compiled(lanes.spring_and_adam_)(*got, gradient, *pace)
     want = [tensor.double() for tensor in before]
     lanes.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), pace[2])
     for new, old, expected in zip(got, before, want, strict=True):

@@ -205,3 +205,12 @@ def test_fisher_labels_are_checked_when_the_method_is_made():
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(AlassoError, match="no parameters"):
         ALASSO(nn.ReLU())
+
+
+def test_a_layer_that_was_taken_out_of_the_model_stays_in_the_memory():
+    model = nn.ModuleDict({"body": nn.Linear(6, 4), "old_head": nn.Linear(4, 2)})
+    reg = ALASSO(model)
+    before = set(reg.state_dict()["parameters"])
+    del model["old_head"]
+    reg.refresh()
+    assert set(reg.importance()) == set(reg.anchor()) == set(reg.state_dict()["parameters"]) == before

@@ -22,6 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from alasso import kernels
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import add_to_path_
+from alasso.onepass import engine_for
 from alasso.sharding import local
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def base_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-class Attachment:
-    """The two hooks of one regularizer on one optimizer."""
+class Exchange:
+    """One regularizer's share in the steps of one optimizer: what happens to gradients before a step and after it."""
 
     def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
         self.regularizer = regularizer
@@ -68,26 +69,209 @@ class Attachment:
         self._open: list[OpenStep] = []
         self._foreign: set[int] = set()
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
+
+    def remove(self) -> None:
+        """Leave the optimizer as it was."""
+        self.give_back_gradients()
+
+    # -- before the step -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def open(self) -> None:
+        self.begin()
+        # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
+        scale = getattr(self.optimizer, "grad_scale", None)
+        for group in self.optimizer.param_groups:
+            # What the optimizer ascends is minus the task's loss.
+            to_objective = -1.0 if group.get("maximize") else None
+            if scale is not None:
+                to_objective = scale if to_objective is None else to_objective * scale
+            for parameter in group["params"]:
+                if parameter.grad is not None and (name := self.name_of(parameter)) is not None:
+                    self._open_parameter(name, parameter, to_objective)
+
+    def begin(self) -> None:
+        """Before the very first step of all, the path begins at the weights as they are now."""
+        regularizer = self.regularizer
+        if regularizer.tasks == 0 and regularizer.steps == 0:
+            regularizer.reanchor()
+
+    def _open_parameter(self, name: str, parameter: nn.Parameter, to_objective: float | Tensor | None) -> None:
+        task_grad = parameter.grad
+        assert task_grad is not None
+        if task_grad.is_sparse:
+            raise AlassoError(f"{name} has a sparse gradient, which has no place for a penalty; use sparse=False")
+        regularizer = self.regularizer
+        state = regularizer.state_of(name, parameter)
+        total_grad = task_grad
+        # In the first task there is nothing to add, but fused optimizers unscale the gradient they are given in place.
+        if regularizer.tasks > 0 or to_objective is not None:
+            total_grad = self._buffer("total gradient", parameter, task_grad)
+        before = None
+        if regularizer.surrogate.observes_path:
+            before = self._buffer("before", parameter, local(parameter))
+        if not (to_objective is None and self._opened_in_one_pass(parameter, task_grad, total_grad, before, state)):
+            self._open_plainly(name, parameter, task_grad, total_grad, before, state, to_objective)
+        parameter.grad = total_grad
+        self._open.append(OpenStep(name, parameter, task_grad, total_grad, before, to_objective))
+
+    def _opened_in_one_pass(
+        self, parameter: nn.Parameter, task_grad: Tensor, total_grad: Tensor, before: Tensor | None, state: Any
+    ) -> bool:
+        theta = local(parameter).detach()
+        if self.regularizer.tasks == 0 or kernels.why_not_compiled(theta.device.type, theta.numel()):
+            return False
+        written = [local(total_grad), before if before is not None else theta]
+        flat = kernels.flattened([*written, local(task_grad).detach(), theta], state)
+        surrogate = self.regularizer.surrogate_on(theta.device, theta.dtype)
+        if flat is None or surrogate is None:
+            return False
+        (total, kept, g, theta), state = flat
+        kernels.open_step(surrogate)(total, kept if before is not None else None, g, theta, surrogate, state)
+        return True
+
+    def _open_plainly(
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        task_grad: Tensor,
+        total_grad: Tensor,
+        before: Tensor | None,
+        state: Any,
+        to_objective: float | Tensor | None,
+    ) -> None:
+        theta = local(parameter)
+        if total_grad is not task_grad:
+            total_grad.copy_(task_grad)
+        if self.regularizer.tasks > 0:
+            springs = self.regularizer.stiffness_of(name, state)
+            if to_objective is not None:
+                springs = (springs[0] * to_objective, springs[1] * to_objective)
+            kernels.add_penalty_(local(total_grad), theta, state.anchor, *springs)
+        if before is not None:
+            before.copy_(theta)
+
+    def _buffer(self, purpose: str, parameter: nn.Parameter, like: Tensor) -> Tensor:
+        """Room for a tensor, the same at every step: fresh memory is slow memory."""
+        key = (purpose, id(parameter), like.shape, like.stride(), like.dtype, like.device)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty_like(like)
+        return self._buffers[key]
+
+    # -- after the step --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def close(self) -> None:
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        for step in self._open:
+            if step.theta_before is not None:
+                self._observe(step, step.theta_before, found_inf)
+        if self._open:
+            self.regularizer.steps += 1
+        self.give_back_gradients()
+
+    def _observe(self, step: OpenStep, theta_before: Tensor, found_inf: Tensor | None) -> None:
+        state = self.regularizer.state_of(step.name, step.parameter)
+        g, theta = local(step.task_grad).detach(), local(step.parameter).detach()
+        if (
+            step.to_objective is None
+            and found_inf is None
+            and kernels.why_not_compiled(theta.device.type, theta.numel()) is None
+            and (flat := kernels.flattened([state.path, g, theta_before, theta])) is not None
+        ):
+            kernels.close_step()(*flat[0])
+            return
+        dtype = state.anchor.dtype
+        g = g.to(dtype)
+        if step.to_objective is not None:
+            g = g / step.to_objective
+        if found_inf is not None:
+            # The scaler skipped this step: the weights stand still, but 0 · inf would poison ω.
+            g = torch.where(found_inf.to(torch.bool), 0.0, g)
+        add_to_path_(state.path, g, theta_before.to(dtype), theta.to(dtype))
+
+    # -- bookkeeping -----------------------------------------------------------------------------------------
+
+    def give_back_gradients(self) -> None:
+        for step in self._open:
+            if step.parameter.grad is step.total_grad:
+                step.parameter.grad = step.task_grad
+        self._open.clear()
+
+    def name_of(self, parameter: nn.Parameter) -> str | None:
+        name = self.regularizer.name_of(parameter)
+        if name is None and id(parameter) not in self._foreign:
+            self.regularizer.refresh()  # a parameter group added, or a head replaced, since attach()
+            name = self.regularizer.name_of(parameter)
+            if name is None:
+                self._foreign.add(id(parameter))
+        return name
+
+    def forget(self) -> None:
+        """Let go of the regularizer's tensors: it has new ones."""
+
+    def release(self) -> None:
+        """Give up the memory that only steps in two halves need."""
+        if self._buffers:
+            self._buffers.clear()
+            self.regularizer.forget_stiffness()
+
+
+class Attachment(Exchange):
+    """The two hooks of one regularizer on one optimizer.
+
+    Where torch's own Adam or SGD is large enough to be made in one compiled pass with the penalty, the first hook makes
+    the whole step, and hides the gradients from the optimizer, which then has nothing to do, until the second.
+    """
+
+    def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
+        super().__init__(regularizer, optimizer)
+        self._engine = engine_for(optimizer)
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
 
+    def open(self) -> None:
+        # Another hook that looks at the gradients, or changes them, must find them.
+        hooks = (self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks)
+        alone = all(len(table) == 1 for table in hooks)
+        if self._engine is not None and alone and self._engine.made(self):
+            self._hide_gradients()
+        else:
+            super().open()
+
+    def forget(self) -> None:
+        if self._engine is not None:
+            self._engine.forget()
+
+    def _hide_gradients(self) -> None:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._hidden = [(p, p.grad) for p in parameters]
+        for p in parameters:
+            p.grad = None
+
+    def give_back_gradients(self) -> None:
+        super().give_back_gradients()
+        for parameter, grad in self._hidden:
+            if parameter.grad is None:
+                parameter.grad = grad
+        self._hidden = []
+
     def remove(self) -> None:
-        self._give_back_gradients()
+        super().remove()
         for handle in self._handles:
             handle.remove()
-
-    # -- hooks -----------------------------------------------------------------------------------------------
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._give_back_gradients()  # a step that raised left them exchanged
+        self.give_back_gradients()  # a step that raised left them exchanged
         args = args[1:] if args and args[0] is optimizer else args
         closure = args[0] if args else kwargs.get("closure")
         if closure is None:
-            self._open_step()
+            self.open()
             return None
         if getattr(closure, "attachment", None) is self:
             return None  # the step() of a subclass has called its parent's, which runs the hooks again
@@ -99,96 +283,32 @@ class Attachment:
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:
-            if self._open:
+            if self._open or self._hidden:
                 raise AlassoError(
                     f"{type(self.optimizer).__name__} called its closure twice in one step, so no single gradient "
                     "belongs to its move; use an optimizer that evaluates the loss once a step"
                 )
             loss = closure()
-            with torch.no_grad():
-                self._open_step()
+            self.open()
             return loss
 
         closure_then_penalty.attachment = self  # type: ignore[attr-defined]
         return closure_then_penalty
 
-    @torch.no_grad()
-    def _open_step(self) -> None:
-        regularizer = self.regularizer
-        if regularizer.tasks == 0 and regularizer.steps == 0:
-            regularizer.reanchor()
-        # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
-        scale = getattr(self.optimizer, "grad_scale", None)
-        for group in self.optimizer.param_groups:
-            # What the optimizer ascends is minus the task's loss.
-            to_objective = -1.0 if group.get("maximize") else None
-            if scale is not None:
-                to_objective = scale if to_objective is None else to_objective * scale
-            for parameter in group["params"]:
-                if parameter.grad is not None and (name := self._name(parameter)) is not None:
-                    self._open_parameter(name, parameter, to_objective)
-
-    def _open_parameter(self, name: str, parameter: nn.Parameter, to_objective: float | Tensor | None) -> None:
-        task_grad = parameter.grad
-        assert task_grad is not None
-        if task_grad.is_sparse:
-            raise AlassoError(f"{name} has a sparse gradient, which has no place for a penalty; use sparse=False")
-        regularizer = self.regularizer
-        state = regularizer.state_of(name, parameter)
-        theta = local(parameter)
-        total_grad = task_grad
-        # In the first task there is nothing to add, but fused optimizers unscale the gradient they are given in place.
-        if regularizer.tasks > 0 or to_objective is not None:
-            total_grad = parameter.grad = self._kept("total gradient", parameter, task_grad)
-        if regularizer.tasks > 0:
-            springs = regularizer.stiffness_of(name, state)
-            if to_objective is not None:
-                springs = (springs[0] * to_objective, springs[1] * to_objective)
-            kernels.run(kernels.add_penalty_, local(total_grad), theta, state.anchor, *springs)
-        before = self._kept("before", parameter, theta) if regularizer.surrogate.observes_path else None
-        self._open.append(OpenStep(name, parameter, task_grad, total_grad, before, to_objective))
-
-    def _kept(self, purpose: str, parameter: nn.Parameter, content: Tensor) -> Tensor:
-        """A copy of ``content`` in a buffer that is used again at every step: fresh memory is slow memory."""
-        key = (purpose, id(parameter), content.shape, content.stride(), content.dtype, content.device)
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty_like(content)
-        return self._buffers[key].copy_(content)
-
-    @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found_inf = getattr(optimizer, "found_inf", None)
-        for step in self._open:
-            if step.theta_before is not None:
-                self._observe(step, step.theta_before, found_inf)
-        if self._open:
-            self.regularizer.steps += 1
-        self._give_back_gradients()
+        self.close()
 
-    def _observe(self, step: OpenStep, theta_before: Tensor, found_inf: Tensor | None) -> None:
-        state = self.regularizer.state_of(step.name, step.parameter)
-        dtype = state.anchor.dtype
-        g = local(step.task_grad).to(dtype)
-        if step.to_objective is not None:
-            g = g / step.to_objective
-        if found_inf is not None:
-            # The scaler skipped this step: the weights stand still, but 0 · inf would poison ω.
-            g = torch.where(found_inf.to(torch.bool), 0.0, g)
-        kernels.run(add_to_path_, state.path, g, theta_before.to(dtype), local(step.parameter).to(dtype))
 
-    # -- bookkeeping -----------------------------------------------------------------------------------------
+class TakesRegularizer:
+    """An optimizer that adds the penalty by itself and needs no hooks."""
 
-    def _give_back_gradients(self) -> None:
-        for step in self._open:
-            if step.parameter.grad is step.total_grad:
-                step.parameter.grad = step.task_grad
-        self._open.clear()
+    def connect(self, regularizer: Regularizer) -> Exchange:
+        """Work for this regularizer from now on."""
+        raise AssertionError("each such optimizer has its own")
 
-    def _name(self, parameter: nn.Parameter) -> str | None:
-        name = self.regularizer.name_of(parameter)
-        if name is None and id(parameter) not in self._foreign:
-            self.regularizer.refresh()  # a parameter group added, or a head replaced, since attach()
-            name = self.regularizer.name_of(parameter)
-            if name is None:
-                self._foreign.add(id(parameter))
-        return name
+
+def attached(regularizer: Regularizer, optimizer: Optimizer) -> Exchange:
+    """The regularizer's part in this optimizer's steps, from now on."""
+    if isinstance(optimizer, TakesRegularizer):
+        return optimizer.connect(regularizer)
+    return Attachment(regularizer, optimizer)

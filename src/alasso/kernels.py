@@ -1,23 +1,51 @@
-"""Elementwise passes over tensors of one shape, compiled into one kernel on a GPU.
+"""Elementwise passes over tensors, compiled into one kernel where that pays.
 
-They are made of the same functions as all the rest, so that the compiled pass and the plain one have one source.
+A pass is made of the same functions as all the rest, so that the compiled one and the plain one have one source. It
+takes tensors in one dimension, so that one kernel serves every shape, and its numbers as tensors, so that it serves
+every setting.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
+import os
+import shlex
+import shutil
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from alasso.methods.surrogate import two_sided_spring_grad
+from alasso.methods.surrogate import Surrogate, add_to_path_, two_sided_spring_grad
 
 log = logging.getLogger("alasso")
+
+#: Weights from which on a compiled pass is worth its making, which takes 5 to 20 s. On a CPU it saves about 4 ns a
+#: weight and step (nothing below 100,000 weights): at this size 2 ms, so that some thousand steps earn it back. On a
+#: GPU it saves launches, whatever the size.
+WORTH_COMPILING = {"cpu": 1 << 19, "cuda": 0}
+
+
+# -- the hooks' two passes -----------------------------------------------------------------------------------
+
+
+def open_pass(total: Tensor, before: Tensor | None, g: Tensor, theta: Tensor, surrogate: Any, state: Any) -> None:
+    """total ← g + ∂penalty/∂θ and before ← θ, in one go over memory."""
+    total.copy_(g + surrogate.penalty_grad(theta, state))
+    if before is not None:
+        before.copy_(theta)
+
+
+def close_pass(omega: Tensor, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
+    """ω −= g·(θ − θ_before)."""
+    add_to_path_(omega, g, theta_before, theta)
 
 
 def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, k_plus: Tensor) -> None:
@@ -32,25 +60,137 @@ def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, 
         total.addcmul_(k_plus, d.clamp_(min=0), value=2)
 
 
-def run(kernel: Callable[..., None], *tensors: Tensor) -> None:
-    """The kernel over tensors of one shape: compiled on a GPU, plain elsewhere."""
-    if tensors[0].is_cuda and all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors):
-        # In one dimension, one compiled kernel serves every shape of parameter.
-        compiled(kernel)(*(t.view(-1) for t in tensors))
+# -- compiling -----------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """A function that is compiled at its first call, and runs as it is where that fails."""
+
+    def __init__(self, function: Callable[..., None], name: str) -> None:
+        # torch keeps at most eight variants of one piece of code; one for each name is never too many.
+        code = function.__code__.replace(co_name=name)
+        self.plain = types.FunctionType(code, function.__globals__, name, closure=function.__closure__)
+        self.name = name
+        self._run: Callable[..., None] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if arguments[0].numel() < 2:
+            self.plain(*arguments)  # torch compiles another kernel for single numbers
+        elif self._run is None:
+            self._first_call(arguments)
+        else:
+            self._run(*arguments)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._run is not None and self._run is not self.plain
+
+    def _first_call(self, arguments: Sequence[Any]) -> None:
+        run = torch.compile(self.plain, dynamic=True, fullgraph=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of itself while it is loading its compiler
+                run(*arguments)  # what cannot be compiled fails before anything is computed
+        except Exception as error:
+            log.warning("%s could not be compiled and runs as it is: %s", self.name, first_line(error))
+            run = self.plain
+            run(*arguments)
+        self._run = run
+
+
+_known: dict[Hashable, Compiled] = {}
+
+
+def compiled(key: Hashable, make: Callable[[], tuple[Callable[..., None], str]]) -> Compiled:
+    """The compiled pass known by this key; at first sight, ``make`` gives its function and its name."""
+    if key not in _known:
+        _known[key] = Compiled(*make())
+    return _known[key]
+
+
+def open_step(surrogate: Surrogate[Any]) -> Compiled:
+    """The compiled :func:`open_pass` for this kind of surrogate."""
+    kind = type(surrogate)
+    return compiled(("open", kind), lambda: (open_pass, f"open_step_{kind.__name__}"))
+
+
+def close_step() -> Compiled:
+    """The compiled :func:`close_pass`."""
+    return compiled("close", lambda: (close_pass, "close_step"))
+
+
+def why_not_compiled(device: str, weights: int) -> str | None:
+    """None where compiling a pass over this many weights pays; else the reason why it does not."""
+    if weights < WORTH_COMPILING.get(device, 0):
+        return f"{weights:,} weights are too few to earn compiling (from {WORTH_COMPILING[device]:,} on)"
+    return no_compiler(device)
+
+
+@cache
+def no_compiler(device: str) -> str | None:
+    """None where torch can compile for this device; else what is missing."""
+    if device == "cuda":
+        return "triton is not installed" if importlib.util.find_spec("triton") is None else None
+    if device != "cpu":
+        return f"nothing is compiled for {device}"
+    named = shlex.split(os.environ.get("CXX", ""))
+    candidates = named[:1] or ["g++", "clang++", "cl"]
+    return None if any(map(shutil.which, candidates)) else "there is no C++ compiler"
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+def flattened(tensors: Sequence[Tensor], state: Any = None) -> tuple[list[Tensor], Any] | None:
+    """The tensors and the state's in one dimension, nothing copied; None where they are of several kinds or layouts."""
+    like = tensors[0]
+    large = [] if state is None else [name for name in state._fields if getattr(state, name).shape == like.shape]
+    everything = [*tensors, *(getattr(state, name) for name in large)]
+    if like.dtype not in (torch.float32, torch.float64) or not all(is_alike(t, like) for t in everything):
+        return None
+    if all(t.is_contiguous() for t in everything):
+        flat = [t.view(-1) for t in everything]
+    elif all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in everything):
+        flat = [t.permute(0, 2, 3, 1).view(-1) for t in everything]
     else:
-        kernel(*tensors)
+        return None
+    # As a view, each would be compiled anew for the shape of what it is a view of. What .data costs is autograd's note
+    # of a change; whoever changes a parameter through it makes that note.
+    flat = [t.data for t in flat]
+    if state is not None:
+        # What is not as large as the weights is a summary, such as EWC's constant; no pass over weights asks for it.
+        state = type(state)(**dict.fromkeys(state._fields) | dict(zip(large, flat[len(tensors) :], strict=True)))
+    return flat[: len(tensors)], state
 
 
-@cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def is_alike(tensor: Tensor, like: Tensor) -> bool:
+    """Whether both are plain tensors of one shape and device, and of one precision if not of integers."""
+    return (
+        type(tensor) is Tensor
+        and tensor.shape == like.shape
+        and tensor.device == like.device
+        and tensor.layout is torch.strided
+        and (tensor.dtype == like.dtype or not tensor.is_floating_point())
+    )
 
 
-@cache
-def compiled(kernel: Callable[..., None]) -> Callable[..., Any]:
-    if not has_triton():
-        log.info("there is no compiler for GPU kernels here, so %s runs uncompiled", kernel.__name__)
-        return kernel
-    # What the compiler decided about a softmax over ten classes is not for the user to act on.
-    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
-    return torch.compile(kernel, dynamic=True, fullgraph=True)
+def is_being_recorded(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded: what is made now has no content before the graph runs."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def with_tensor_settings(surrogate: Surrogate[Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """The surrogate with its numbers as tensors: then another value needs no other kernel. None if one is a tensor."""
+    twin = copy.copy(surrogate)
+    for field in fields(surrogate):  # type: ignore[arg-type]
+        value = getattr(surrogate, field.name)
+        if isinstance(value, Tensor):
+            return None  # a number for each of several runs, say, which has no place in one dimension
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # Straight into the frozen object: the values have been checked.
+            object.__setattr__(twin, field.name, torch.full((), float(value), device=device, dtype=dtype))
+    return twin
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -47,7 +47,7 @@ def same_layout(one: DTensor, other: DTensor) -> bool:
     return one.device_mesh == other.device_mesh and one.placements == other.placements and one.shape == other.shape
 
 
-def as_sharded(shard: Tensor, parameter: Tensor) -> Tensor:
+def as_sharded(shard: Tensor, parameter: Tensor | None) -> Tensor:
     """A shard as a part of the whole, cut as ``parameter`` is; a copy."""
     if not is_sharded(parameter):
         return shard.clone()
@@ -71,7 +71,7 @@ def is_first_shard(parameter: Tensor) -> bool:
     return not any(index for index, cut in zip(place, parameter.placements, strict=True) if cut.is_shard())
 
 
-def sum_over_shards(values: Tensor, parameter: Tensor) -> Tensor:
+def sum_over_shards(values: Tensor, parameter: Tensor | None) -> Tensor:
     """Sum over the ranks that hold different shards of ``parameter``; ``values`` itself where it is whole."""
     if not is_sharded(parameter):
         return values

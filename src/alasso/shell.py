@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
-from alasso.attach import Attachment, base_optimizer
+from alasso import kernels
+from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
 from alasso.ranks import agreed, as_sharded, is_first_shard, sharded_like, sum_over_shards, total_of
@@ -44,7 +45,8 @@ class Regularizer:
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
-        self._attachments: list[Attachment] = []
+        self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
+        self._attachments: list[Exchange] = []
         self._check_patterns()
         self.refresh()
 
@@ -65,7 +67,7 @@ class Regularizer:
                 "build it from the parameters of the model given to " + type(self).__name__
             )
         if all(attachment.optimizer is not optimizer for attachment in self._attachments):
-            self._attachments.append(Attachment(self, optimizer))
+            self._attachments.append(attached(self, optimizer))
         return self
 
     def detach(self) -> None:
@@ -109,6 +111,7 @@ class Regularizer:
             new_states[name] = self.surrogate.consolidate(state, theta, importance.get(name))
         self._check_importance({name: state.omega for name, state in new_states.items()})
         self._states.update(new_states)
+        self._forget_passes()
         self.tasks += 1
         self.steps = 0
 
@@ -149,7 +152,7 @@ class Regularizer:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 theta = self._theta(parameter)
-                self._states[name] = self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype))
+                self.adopt(name, self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype)))
         self.tasks = 1
 
     def penalty(self) -> Tensor:
@@ -174,7 +177,7 @@ class Regularizer:
 
     def _field(self, field: str) -> dict[str, Tensor]:
         parameters = dict(self.protected())
-        return {name: as_sharded(getattr(state, field), parameters[name]) for name, state in self._states.items()}
+        return {name: as_sharded(getattr(state, field), parameters.get(name)) for name, state in self._states.items()}
 
     # -- saving ----------------------------------------------------------------------------------------------
 
@@ -192,7 +195,7 @@ class Regularizer:
             "tasks": self.tasks,
             "steps": self.steps,
             "parameters": {
-                name: {field: to_save(tensor, state, parameters[name]) for field, tensor in state._asdict().items()}
+                name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
                 for name, state in self._states.items()
             },
         }
@@ -204,6 +207,7 @@ class Regularizer:
         check_saved(saved, self.method, self.surrogate, parameters)
         self.surrogate = replace(self.surrogate, **saved["settings"])  # type: ignore[type-var]
         self._stiffness.clear()
+        self._forget_passes()
         self._states = {
             name: self.surrogate.State(
                 **{field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
@@ -261,8 +265,26 @@ class Regularizer:
         return kept[1]
 
     def adopt(self, name: str, state: Any) -> None:
-        """Keep a parameter's state in the tensors given from now on: equal in content, elsewhere in memory."""
+        """This is the parameter's state from now on, in these very tensors."""
         self._states[name] = state
+        self._forget_passes()
+
+    def _forget_passes(self) -> None:
+        for attachment in self._attachments:
+            attachment.forget()
+
+    def forget_stiffness(self) -> None:
+        """Give up what :meth:`stiffness_of` keeps."""
+        self._stiffness.clear()
+
+    def surrogate_on(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """The surrogate with its settings as tensors, as compiled passes take them."""
+        kept = self._surrogate_on.get((device, dtype))
+        if kept is None or kept[0] is not self.surrogate:
+            kept = (self.surrogate, kernels.with_tensor_settings(self.surrogate, device, dtype))
+            if not kernels.is_being_recorded(device):
+                self._surrogate_on[device, dtype] = kept
+        return kept[1]
 
     def reanchor(self) -> None:
         """Before the very first step there is no past: the path begins at the weights as they are now."""
@@ -272,12 +294,12 @@ class Regularizer:
     def shift_anchor(self, parameter: nn.Parameter, by: Tensor) -> None:
         """The caller gave this parameter another origin, θ → θ + ``by``, that changes nothing: memory goes along."""
         name, state = self._known(parameter)
-        self._states[name] = state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype))
+        self.adopt(name, state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype)))
 
     def forget(self, parameter: nn.Parameter) -> None:
         """This parameter no longer matters to what was learned: it starts again, without a past."""
         name, _ = self._known(parameter)
-        self._states[name] = self.surrogate.init(self._theta(parameter))
+        self.adopt(name, self.surrogate.init(self._theta(parameter)))
 
     def _known(self, parameter: nn.Parameter) -> tuple[str, Any]:
         name = self.name_of(parameter)
@@ -366,7 +388,7 @@ def flaw_of(omega: Tensor) -> int:
     return 2 if bool(torch.isnan(omega).any()) else 1
 
 
-def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter) -> Tensor:
+def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None) -> Tensor:
     """A field of a parameter's state as it is saved: a part of the whole, or the sum of the shards' summaries."""
     if tensor.shape == state.anchor.shape:
         return as_sharded(tensor, parameter)

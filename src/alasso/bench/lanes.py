@@ -12,10 +12,12 @@ Every method of this kind is a spring with a stiffness of its own on each side, 
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +29,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.learners import Learner, Regularized, StepPlan
 from alasso.bench.streams import Examples, Stream
 from alasso.methods.surrogate import two_sided_spring_grad
+from alasso.moves import adam_direction, adam_moments, bias_corrections
 
 #: Methods whose step is: gather, cross-entropy, backward, spring, Adam.
 STACKABLE = (
@@ -287,7 +290,7 @@ class Stack:
             self.kept.clear()
 
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return kernels.compiled(function) if self.device.type == "cuda" else function
+        return compiled(function) if self.device.type == "cuda" else function
 
     @torch.no_grad()
     def lay_out_like(self, gradients: dict[str, Tensor]) -> None:
@@ -300,13 +303,22 @@ class Stack:
         self.adopt()
 
 
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a GPU, where each kernel saved is a launch saved; as it is where there is no compiler."""
+    if kernels.no_compiler("cuda"):
+        return function
+    # What the compiler decided about a softmax over ten classes is not for the user to act on.
+    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+    return torch.compile(function, dynamic=True, fullgraph=True)
+
+
 def pace_of_step_(steps: Tensor, rate: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One step further: Adam's step size lr / (1 − β₁ᵗ) and √(1 − β₂ᵗ) of each lane, and whether it makes this step."""
     active = share.sum(1, keepdim=True) > 0
     steps += active
-    t = steps.double()  # in float32, 1 − 0.999 would have four digits left
-    step_size, root = rate / (1 - BETA1**t), (1 - BETA2**t).sqrt()
-    return step_size.to(rate.dtype), root.to(rate.dtype), active
+    correction1, correction2 = bias_corrections(steps.double(), math.log(BETA1), math.log(BETA2))
+    return (rate / correction1).to(rate.dtype), correction2.sqrt().to(rate.dtype), active
 
 
 def spring_and_adam_(
@@ -324,9 +336,8 @@ def spring_and_adam_(
 ) -> None:
     """Penalty, Adam and ω in one pass; a lane that is not active stays as it is."""
     total = grad + two_sided_spring_grad(theta - anchor, k_minus, k_plus)
-    new_m = torch.lerp(m, total, 1 - BETA1)
-    new_v = BETA2 * v + (1 - BETA2) * total * total
-    new_theta = theta - step_size * new_m / (new_v.sqrt() / root + EPSILON)
+    new_m, new_v = adam_moments(total, m, v, 1 - BETA1, 1 - BETA2)
+    new_theta = theta - step_size * adam_direction(new_m, new_v, root, EPSILON)
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))
@@ -387,7 +398,7 @@ class SharedImages:
 
     def gather(self, batch: Batch) -> tuple[Tensor, Tensor]:
         rows = batch.example if self.examples.rows is None else self.examples.rows[batch.example]
-        gather = kernels.compiled(permuted_examples) if rows.is_cuda else permuted_examples
+        gather = compiled(permuted_examples) if rows.is_cuda else permuted_examples
         x, y = gather(self.examples.images, self.examples.labels, self.pixels, rows, batch.task)
         return x / self.examples.scale, y
 

@@ -204,7 +204,7 @@ def table(found: Sequence[Result]) -> Table:
     first = found[0].config
     title = f"{first.benchmark}, {len(found[0].accuracy)} tasks, {first.epochs} epochs"
     shown = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
-    shown.add_column("method")
+    shown.add_column("method", no_wrap=True, min_width=max(len(group[0].config.method) for group in groups.values()))
     for name in varying:
         shown.add_column(name, justify="right")
     for name in ("A", "F", "I", "first task", "std", "seconds", "seeds"):

@@ -1,0 +1,545 @@
+"""The step in one pass: equal to hooks around torch's optimizers, drop-in for them, and never a wrong result."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import alasso
+from alasso import ALASSO, EWC, MAS, SI, AlassoError, kernels, onepass
+from alasso.moves import adam_move
+from alasso.onepass import AdamEngine, AdamRule, adam_scales, adam_settings, fold
+from test_hooks_against_reference import METHODS, importance_of, small_net, tasks, train
+
+from helpers import mlp, run, same, toy_tasks, weights
+from reference import Reference
+
+TASKS = toy_tasks(3)
+LOSS = nn.functional.cross_entropy
+
+
+@pytest.fixture
+def everything_fits(monkeypatch):
+    """One pass for any size of network, but with the pass run as it is: the same functions, no compiler to wait for."""
+    monkeypatch.setitem(kernels.WORTH_COMPILING, "cpu", 0)
+    monkeypatch.setattr(kernels, "_known", {})
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(kernels, "no_compiler", lambda device: None)
+
+
+def trained(model, optimizer, reg, tasks=TASKS):
+    for task in tasks:
+        run(model, optimizer, task)
+        if reg is not None:
+            reg.consolidate(task)
+    return model, optimizer, reg
+
+
+def in_two_halves(kind, model, make, **settings):
+    """The regularizer attached by hooks, which small networks are given."""
+    optimizer = make(model.parameters())
+    return optimizer, kind(model, **settings).attach(optimizer)
+
+
+def assert_same_run(ours, theirs, rtol=1e-5, atol=1e-7):
+    """Weights, moments, importance and path of two (model, optimizer, regularizer)."""
+    for p, q in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=atol)
+    for mine, other in zip(ours[1].state.values(), theirs[1].state.values(), strict=True):
+        assert set(mine) == set(other)
+        for name in mine:
+            torch.testing.assert_close(mine[name], other[name], rtol=10 * rtol, atol=atol)
+    if ours[2] is not None:
+        assert (ours[2].tasks, ours[2].steps) == (theirs[2].tasks, theirs[2].steps)
+        mine, other = ours[2].state_dict()["parameters"], theirs[2].state_dict()["parameters"]
+        for name in mine:
+            for field in mine[name]:
+                torch.testing.assert_close(mine[name][field], other[name][field], rtol=10 * rtol, atol=atol)
+
+
+# -- compiled ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(ALASSO, torch.float64), (ALASSO, torch.float32), (SI, torch.float32), (EWC, torch.float32)]
+)
+def test_compiled_adam_equals_hooks_around_torchs_adam(kind, dtype):
+    pytest.importorskip("torch._inductor")
+    if reason := kernels.no_compiler("cpu"):
+        pytest.skip(reason)
+    data = toy_tasks(3, dtype=dtype)
+    theirs = mlp(6, 12, 4, dtype=dtype)
+    ours = copy.deepcopy(theirs)
+    their_optimizer, their_reg = in_two_halves(kind, theirs, lambda ps: torch.optim.Adam(ps, lr=5e-3))
+    reg = kind(ours)
+    optimizer = alasso.optim.Adam(ours.parameters(), lr=5e-3, regularizer=reg, compile=True)
+    rtol, atol = (1e-9, 1e-12) if dtype == torch.float64 else (1e-5, 1e-7)
+    run(ours, optimizer, data[0][:2])
+    run(theirs, their_optimizer, data[0][:2])
+    with torch._dynamo.config.patch(error_on_recompile=True):  # other shapes, tasks and steps need no other kernel
+        ours_run = trained(ours, optimizer, reg, data)
+        if kind is SI:  # nor do other settings
+            other = mlp(6, 9, 4)
+            other_reg = SI(other, c=7.0, xi=0.3)
+            changed = alasso.optim.Adam(
+                other.parameters(), lr=0.1, betas=(0.8, 0.99), eps=1e-3, regularizer=other_reg, compile=True
+            )
+            trained(other, changed, other_reg, data)
+    theirs_run = trained(theirs, their_optimizer, their_reg, data)
+    assert_same_run(ours_run, theirs_run, rtol, atol)
+    passes = [known for known in kernels._known.values() if known.name.endswith(type(reg.surrogate).__name__)]
+    assert any(known.is_compiled for known in passes)
+
+
+def test_compiled_hooks_equal_plain_ones(monkeypatch):
+    """An optimizer that torch does not have: its step stays its own, the two halves around it are compiled."""
+    if reason := kernels.no_compiler("cpu"):
+        pytest.skip(reason)
+
+    class Other(torch.optim.Adam):
+        pass
+
+    plain = mlp(6, 12, 4)
+    compiled = copy.deepcopy(plain)
+    make = lambda ps: Other(ps, lr=5e-3)  # noqa: E731
+    theirs = trained(plain, *in_two_halves(ALASSO, plain, make, c=5.0))
+    monkeypatch.setitem(kernels.WORTH_COMPILING, "cpu", 0)
+    ours = trained(compiled, *in_two_halves(ALASSO, compiled, make, c=5.0))
+    assert_same_run(ours, theirs)
+    assert kernels.open_step(ours[2].surrogate).is_compiled and kernels.close_step().is_compiled
+    assert not ours[2]._stiffness
+
+
+# -- against the slow reference --------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.05),
+    "sgd-momentum": lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.02),
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.02, weight_decay=0.1),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer_name", "style"), [*((name, "plain") for name in OPTIMIZERS), ("adam", "closure"), ("sgd", "clipping")]
+)
+@pytest.mark.parametrize("method_name", METHODS)
+def test_one_pass_equals_the_two_backward_reference(everything_fits, method_name, optimizer_name, style):
+    kind, settings = METHODS[method_name]
+    ours = small_net()
+    theirs = copy.deepcopy(ours)
+    our_optimizer = OPTIMIZERS[optimizer_name](ours.parameters())
+    their_optimizer = OPTIMIZERS[optimizer_name](theirs.parameters())
+    reg = kind(ours, **settings).attach(our_optimizer)
+    reference = Reference(theirs, kind.method, **settings)
+    for task in tasks():
+        train(ours, our_optimizer, task, style, lambda closure: our_optimizer.step(closure))
+        train(theirs, their_optimizer, task, style, lambda closure: reference.step(their_optimizer, closure))
+        reference.consolidate(importance_of(kind, theirs, task))
+        reg.consolidate(task)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+    for mine, expected in zip(reg.importance().values(), reference.memories[-1]["Omega"], strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+    folded = [known for known in kernels._known.values() if known.name.startswith("one_pass")]
+    assert bool(folded) == (optimizer_name != "rmsprop")
+
+
+ADAMS = {
+    "plain": {},
+    "amsgrad": {"amsgrad": True},
+    "weight decay": {"weight_decay": 0.1},
+    "maximize": {"maximize": True},
+    "no memory": {"betas": (0.0, 0.0)},
+    "fused": {"fused": True},
+    "tensor rate": {"lr": torch.tensor(5e-3), "fused": True},
+}
+SGDS = {
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "dampening": {"momentum": 0.9, "dampening": 0.3},
+    "maximize": {"maximize": True, "momentum": 0.5},
+}
+CASES = [("Adam", options) for options in ADAMS.values()] + [("SGD", options) for options in SGDS.values()]
+
+
+@pytest.mark.parametrize("small", [0, 1 << 15], ids=["one by one", "together"])
+@pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"adam {k}" for k in ADAMS] + [f"sgd {k}" for k in SGDS])
+def test_every_option_does_what_it_does_in_torch(everything_fits, monkeypatch, name, options, protected, small):
+    monkeypatch.setattr(onepass, "SMALL", small)
+    options = {"lr": 5e-3, **options}
+    data = toy_tasks(3, dtype=torch.float64)
+    theirs = mlp(6, 12, 4, dtype=torch.float64)
+    ours = copy.deepcopy(theirs)
+    their_reg, reg = (ALASSO(theirs, c=5.0), ALASSO(ours, c=5.0)) if protected else (None, None)
+    their_optimizer = getattr(torch.optim, name)(theirs.parameters(), **options)
+    if their_reg is not None:
+        their_reg.attach(their_optimizer)
+        their_reg._attachments[0]._engine = None  # hooks around torch's own step
+    optimizer = getattr(alasso.optim, name)(ours.parameters(), regularizer=reg, **options)
+    ours_run, theirs_run = trained(ours, optimizer, reg, data), trained(theirs, their_optimizer, their_reg, data)
+    assert_same_run(ours_run, theirs_run, rtol=1e-7, atol=1e-12)
+    assert optimizer.state_dict()["param_groups"] == their_optimizer.state_dict()["param_groups"]
+    assert any(known.name.startswith("one_pass") for known in kernels._known.values())
+
+
+def test_groups_schedulers_frozen_and_excluded_parameters(everything_fits):
+    results = []
+    for module in (torch.optim, alasso.optim):
+        torch.manual_seed(0)
+        model = mlp(6, 12, 12, 4)
+        model[2].bias.requires_grad_(False)
+        groups = [
+            {"params": model[0].parameters(), "lr": 1e-2, "betas": (0.8, 0.9)},
+            {"params": model[2].parameters(), "weight_decay": 0.1},
+            {"params": model[4].parameters()},
+        ]
+        optimizer = module.Adam(groups, lr=5e-3)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        reg = SI(model, c=3.0, xi=1e-3, exclude="4.*").attach(optimizer)
+        if module is torch.optim:
+            reg._attachments[0]._engine = None
+        for task in TASKS:
+            run(model, optimizer, task)
+            scheduler.step()
+            reg.consolidate()
+        results.append((model, optimizer, reg))
+    assert_same_run(*results)
+    assert set(results[0][2].importance()) == {"0.weight", "0.bias", "2.weight"}
+
+
+# -- drop-in -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["torch", "alasso"])
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_state_goes_to_torchs_optimizer_and_back_in_the_middle_of_a_task(everything_fits, name, first):
+    options = {"lr": 5e-3, **({"momentum": 0.9} if name == "SGD" else {"amsgrad": True})}
+    modules = {"torch": torch.optim, "alasso": alasso.optim}
+    second = {"torch": "alasso", "alasso": "torch"}[first]
+    straight = mlp(6, 12, 4)
+    changed = copy.deepcopy(straight)
+    whole = ALASSO(straight, c=5.0)
+    straight_optimizer = alasso.optim.__dict__[name](straight.parameters(), regularizer=whole, **options)
+
+    before = getattr(modules[first], name)(changed.parameters(), **options)
+    reg = ALASSO(changed, c=5.0).attach(before)
+    for optimizer, model, r in ((straight_optimizer, straight, whole), (before, changed, reg)):
+        run(model, optimizer, TASKS[0])
+        r.consolidate()
+        run(model, optimizer, TASKS[1][:3])
+
+    resumed = copy.deepcopy(changed)
+    after = getattr(modules[second], name)(resumed.parameters(), **options)
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    resumed_reg = ALASSO(resumed)
+    resumed_reg.load_state_dict(reg.state_dict())
+    resumed_reg.attach(after)
+    for optimizer, model, r in ((straight_optimizer, straight, whole), (after, resumed, resumed_reg)):
+        run(model, optimizer, TASKS[1][3:])
+        r.consolidate()
+        run(model, optimizer, TASKS[2])
+    assert_same_run((straight, straight_optimizer, whole), (resumed, after, resumed_reg))
+
+
+def test_attaching_as_well_changes_nothing_and_detaching_ends_it(everything_fits):
+    once, twice, plain = mlp(6, 12, 4), None, None
+    twice, plain = copy.deepcopy(once), copy.deepcopy(once)
+    regs = [ALASSO(once, c=5.0), ALASSO(twice, c=5.0)]
+    optimizers = [alasso.optim.Adam(m.parameters(), regularizer=r) for m, r in zip((once, twice), regs, strict=True)]
+    regs[1].attach(optimizers[1]).attach(optimizers[1])
+    for model, optimizer, reg in zip((once, twice), optimizers, regs, strict=True):
+        run(model, optimizer, TASKS[0])
+        assert reg.steps == len(TASKS[0])
+        reg.consolidate()
+        run(model, optimizer, TASKS[1])
+    assert same(weights(once), weights(twice))
+    assert not optimizers[1]._optimizer_step_pre_hooks and optimizers[1].regularizer is regs[1]
+
+    regs[0].detach()
+    assert optimizers[0].regularizer is None
+    plain.load_state_dict(once.state_dict())
+    plain_optimizer = torch.optim.Adam(plain.parameters())
+    plain_optimizer.load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    run(once, optimizers[0], TASKS[2])
+    run(plain, plain_optimizer, TASKS[2])
+    assert regs[0].steps == len(TASKS[1])
+    for p, q in zip(weights(once), weights(plain), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+def test_mistakes_are_refused_in_one_sentence():
+    model = mlp(6, 4)
+    optimizer = alasso.optim.Adam(model.parameters(), regularizer=ALASSO(model))
+    with pytest.raises(AlassoError, match="already works for another regularizer"):
+        SI(model).attach(optimizer)
+    with pytest.raises(AlassoError, match="none of the model's protected parameters"):
+        alasso.optim.Adam(mlp(6, 4).parameters(), regularizer=ALASSO(model))
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        alasso.optim.Adam(model.parameters(), lr=-1.0)
+
+
+def test_a_copied_optimizer_is_plain_and_consolidate_says_so():
+    model = mlp(6, 4)
+    reg = ALASSO(model)
+    copied = copy.deepcopy(alasso.optim.Adam(model.parameters(), regularizer=reg))
+    assert copied.regularizer is None
+    copied.param_groups[0]["params"] = list(model.parameters())
+    run(model, copied, TASKS[0])
+    with pytest.raises(AlassoError, match="seen no optimizer step"):
+        reg.consolidate()
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_gradients_and_other_peoples_hooks_are_left_alone(everything_fits, attach):
+    model = mlp(6, 12, 4)
+    reg = ALASSO(model, c=10.0)
+    if attach:
+        reg.attach(optimizer := torch.optim.Adam(model.parameters()))
+    else:
+        optimizer = alasso.optim.Adam(model.parameters(), regularizer=reg)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    seen = []
+    for _ in range(2):
+        model.zero_grad()
+        LOSS(model(TASKS[1][0][0]), TASKS[1][0][1]).backward()
+        before = {name: p.grad for name, p in model.named_parameters()}
+        kept = {name: g.clone() for name, g in before.items()}
+        version = model[0].weight._version
+        optimizer.step()
+        assert model[0].weight._version > version
+        for name, p in model.named_parameters():
+            assert p.grad is before[name] and torch.equal(p.grad, kept[name])
+        # From now on, somebody else looks at the gradients, and must find some.
+        optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0]["params"][0].grad is not None))
+    assert seen == [True]
+    assert reg.steps == 2
+
+
+def test_memory_beside_the_optimizers_own_is_13_bytes_a_weight(everything_fits):
+    model = mlp(6, 50, 4)
+    reg = ALASSO(model)
+    optimizer = alasso.optim.Adam(model.parameters(), regularizer=reg)
+    trained(model, optimizer, reg, TASKS[:2])
+    run(model, optimizer, TASKS[2])
+    count = sum(p.numel() for p in model.parameters())
+    held = sum(t.numel() * t.element_size() for s in reg._states.values() for t in s)
+    held += sum(t.numel() * t.element_size() for t in optimizer._exchange._buffers.values())
+    held += sum(k.numel() * k.element_size() for _, springs in reg._stiffness.values() for k in springs)
+    assert held == 13 * count
+
+
+# -- what does not fit -----------------------------------------------------------------------------------------
+
+
+def saying(caplog):
+    return [record.message for record in caplog.records if record.name == "alasso"]
+
+
+def test_a_small_network_is_not_compiled_and_it_is_said_once(caplog):
+    caplog.set_level(logging.INFO, "alasso")
+    model = mlp(6, 12, 4)
+    plain = copy.deepcopy(model)
+    reg = ALASSO(model)
+    ours = trained(model, alasso.optim.Adam(model.parameters(), regularizer=reg), reg)
+    theirs = trained(plain, *in_two_halves(ALASSO, plain, torch.optim.Adam))
+    assert same(weights(model), weights(plain))
+    assert same(ours[2].importance().values(), theirs[2].importance().values())
+    assert [s for s in saying(caplog) if "too few" in s] == [
+        "Adam makes its steps apart from the penalty: 136 weights are too few to earn compiling (from 524,288 on)"
+    ] * 2  # each optimizer once
+
+
+@pytest.mark.parametrize("obstacle", ["no compiler", "broken compiler", "half precision", "layout", "scaler", "sparse"])
+def test_what_does_not_fit_is_made_otherwise_and_right(everything_fits, monkeypatch, caplog, obstacle):
+    caplog.set_level(logging.INFO, "alasso")
+    theirs = mlp(6, 12, 4)
+    ours = copy.deepcopy(theirs)
+    data, scaler, reason = TASKS, torch.amp.GradScaler("cpu", enabled=obstacle == "scaler", init_scale=64.0), None
+    if obstacle == "no compiler":
+        monkeypatch.setattr(kernels, "no_compiler", lambda device: "there is no C++ compiler")
+        reason = "there is no C++ compiler"
+    elif obstacle == "broken compiler":
+
+        def broken(function, **_):
+            def call(*arguments):
+                raise RuntimeError("g++ said no\nat length")
+
+            return call
+
+        monkeypatch.setattr(torch, "compile", broken)
+        monkeypatch.setattr(onepass, "SMALL", 0)
+        reason = "one_pass_AdamRule_AlassoSurrogate could not be compiled and runs as it is: g++ said no"
+    elif obstacle == "half precision":
+        theirs, ours = theirs.bfloat16(), ours.bfloat16()
+        data = [[(x.bfloat16(), y) for x, y in task] for task in TASKS]
+        reason = "not of one precision"
+    elif obstacle == "layout":
+        for model in (theirs, ours):
+            model[0].weight.data = model[0].weight.data.t().contiguous().t()
+        reason = "layout"
+    elif obstacle == "scaler":
+        reason = "the gradients are scaled"
+    elif obstacle == "sparse":
+        table = nn.Embedding(5, 3, sparse=True)
+        optimizer = alasso.optim.SGD(table.parameters(), lr=0.1, regularizer=ALASSO(table))
+        table(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(AlassoError, match="weight has a sparse gradient"):
+            optimizer.step()
+        return
+
+    runs = []
+    for model, module in ((ours, alasso.optim), (theirs, torch.optim)):
+        optimizer = module.Adam(model.parameters(), lr=5e-3, fused=True)
+        reg = ALASSO(model, c=5.0).attach(optimizer)
+        if module is torch.optim:
+            reg._attachments[0]._engine = None
+        for task in data:
+            for x, y in task:
+                optimizer.zero_grad()
+                scaler.scale(LOSS(model(x).float(), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            reg.consolidate()
+        runs.append((model, optimizer, reg))
+    assert_same_run(*runs)
+    assert any(reason in sentence for sentence in saying(caplog)), saying(caplog)
+
+
+def test_channels_last_weights_are_passed_over_as_they_lie(everything_fits):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))
+    last = copy.deepcopy(plain).to(memory_format=torch.channels_last)
+    x, y = torch.randn(8, 3, 6, 6), torch.randint(0, 4, (8,))
+    results = []
+    for model, images in ((plain, x), (last, x.contiguous(memory_format=torch.channels_last))):
+        reg = ALASSO(model)
+        optimizer = alasso.optim.Adam(model.parameters(), regularizer=reg)
+        trained(model, optimizer, reg, [[(images, y)] * 5] * 2)
+        results.append((model, optimizer, reg))
+    assert_same_run(*results, rtol=1e-4, atol=1e-6)
+    assert not results[1][0][0].weight.is_contiguous()
+
+
+def test_closures_return_the_loss_and_are_called_once(everything_fits):
+    model = mlp(6, 4)
+    optimizer = alasso.optim.SGD(model.parameters(), lr=0.1, regularizer=ALASSO(model))
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        loss = LOSS(model(TASKS[0][0][0]), TASKS[0][0][1])
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure)) > 0 and calls == [True]
+
+
+# -- the pure functions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.0)])
+def test_adams_move_is_torchs(betas):
+    generator = torch.Generator().manual_seed(3)
+    theta = nn.Parameter(torch.randn(50, generator=generator, dtype=torch.float64))
+    mine, m, v = theta.detach().clone(), torch.zeros(50, dtype=torch.float64), torch.zeros(50, dtype=torch.float64)
+    optimizer = torch.optim.Adam([theta], lr=0.01, betas=betas)
+    for t in range(1, 20):
+        theta.grad = torch.randn(50, generator=generator, dtype=torch.float64)
+        move, m, v = adam_move(theta.grad, m, v, torch.tensor(float(t)).double(), 0.01, *betas, 1e-8)
+        mine += move
+        optimizer.step()
+        torch.testing.assert_close(mine, theta.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_settings_on_the_device_give_the_move_that_numbers_give():
+    """The pass that CUDA graphs record works the scales out by itself, in float32."""
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1, "eps": 1e-8}
+    for t in (1.0, 10.0, 1e4):
+        exact = adam_scales(adam_settings(group, torch.tensor(t).double(), torch.device("cpu"), torch.float64))
+        settings = adam_settings(group, torch.tensor(t), torch.device("cpu"), torch.float32)
+        for name, value in adam_scales(settings)._asdict().items():
+            torch.testing.assert_close(value.double(), getattr(exact, name), rtol=1e-6, atol=0)
+        single = type(exact)(*(scale.float() for scale in exact))
+        rule = AdamRule(amsgrad=True, maximize=False, decay="decoupled", on_device=True)
+        tensors = [torch.rand(9) for _ in range(5)]
+        results = []
+        for scalars in (settings, single):
+            theta, g, *moments = [x.clone() for x in tensors]
+            fold(rule, theta, g, tuple(moments), scalars, None, None)
+            results.append([theta, *moments])
+        for p, q in zip(*results, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+# -- GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("attach", [False, True])
+@pytest.mark.parametrize("kind", [ALASSO, MAS])
+def test_a_recorded_step_is_the_step(kind, attach):
+    """Steps replayed from a CUDA graph, its learning rate a tensor that changes, against steps made one by one."""
+    models = [mlp(6, 12, 4).cuda()]
+    models.append(copy.deepcopy(models[0]))
+    x, y = (torch.stack(parts).cuda() for parts in zip(*(pair for task in TASKS for pair in task), strict=True))
+    rates = [torch.tensor(5e-3, device="cuda") for _ in models]
+    regs, optimizers = [kind(model, 5.0) for model in models], []
+    for model, reg, rate in zip(models, regs, rates, strict=True):
+        options = {"lr": rate, "capturable": True}
+        if attach:
+            reg.attach(optimizer := torch.optim.Adam(model.parameters(), **options))
+        else:
+            optimizer = alasso.optim.Adam(model.parameters(), regularizer=reg, **options)
+        optimizers.append(optimizer)
+        for i in range(4):
+            one_step(model, optimizer, x[i], y[i])
+        reg.consolidate([(x[0], y[0])])
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for i in range(4, 7):
+                one_step(model, optimizer, x[i], y[i])
+        torch.cuda.current_stream().wait_stream(stream)
+
+    batch = (x[7].clone(), y[7].clone())
+    graph = torch.cuda.CUDAGraph()
+    optimizers[0].zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        one_step(models[0], optimizers[0], *batch)
+    regs[0].steps -= 1  # recording makes no step
+    for i in range(7, 16):
+        for rate in rates:
+            rate.mul_(0.9)
+        batch[0].copy_(x[i])
+        batch[1].copy_(y[i])
+        graph.replay()
+        regs[0].steps += 1
+        one_step(models[1], optimizers[1], x[i], y[i])
+    assert_same_run(*zip(models, optimizers, regs, strict=True), rtol=1e-4, atol=1e-6)
+    assert float(optimizers[0].state[models[0][0].weight]["step"]) == 16
+
+
+def one_step(model, optimizer, x, y):
+    optimizer.zero_grad(set_to_none=True)
+    LOSS(model(x), y).backward()
+    optimizer.step()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_one_pass_on_a_gpu_equals_torchs_steps():
+    model = mlp(6, 12, 4).cuda()
+    plain = copy.deepcopy(model)
+    data = [[(x.cuda(), y.cuda()) for x, y in task] for task in TASKS]
+    reg = ALASSO(model, c=5.0)
+    optimizer = alasso.optim.Adam(model.parameters(), lr=5e-3, regularizer=reg)
+    ours = trained(model, optimizer, reg, data)
+    their_optimizer, their_reg = in_two_halves(ALASSO, plain, lambda ps: torch.optim.Adam(ps, lr=5e-3), c=5.0)
+    their_reg._attachments[0]._engine = None
+    assert_same_run(ours, trained(plain, their_optimizer, their_reg, data), rtol=1e-4, atol=1e-6)
+    assert isinstance(optimizer._engine, AdamEngine)
