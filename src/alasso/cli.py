@@ -231,7 +231,7 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
         command = shlex.join(["alasso", *(word for word in sys.argv[1:] if word != "--restart"), "--resume"])
         console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
         raise typer.Exit(STOPPED) from None
-    console.print(runs.table(found))
+    console.print(runs.table(found, console.width))
     console.print(f"{len(found)} result files in {options.out}", highlight=False, soft_wrap=True)
 
 

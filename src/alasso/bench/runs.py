@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -195,31 +196,33 @@ def labels(configs: Sequence[RunConfig]) -> str:
     return label(configs[0]) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
 
 
-def table(found: Sequence[Result]) -> Table:
-    """One row for all seeds of a config: mean ± standard deviation over seeds."""
+def table(found: Sequence[Result], width: int = 120) -> Table:
+    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters."""
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(result.config.hash + result.config.method, []).append(result)
     varying = _varying_settings([group[0].config for group in groups.values()])
     first = found[0].config
     title = f"{first.benchmark}, {len(found[0].accuracy)} tasks, {first.epochs} epochs"
-    shown = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
-    shown.add_column("method", no_wrap=True, min_width=max(len(group[0].config.method) for group in groups.values()))
-    for name in varying:
-        shown.add_column(name, justify="right")
-    for name in ("A", "F", "I", "first task", "std", "seconds", "seeds"):
+    shown = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD)
+    details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
+    shown.add_column("method", no_wrap=True)
+    for name in (*varying, "A", "F", "I", *details, "seeds"):
         shown.add_column(name, justify="right")
     for group in groups.values():
         with_reference = [with_intransigence(result, found) for result in group]
+        columns = {
+            "first task": spread([r.accuracy[-1][0] for r in group]),
+            "std": spread([r.metrics["std"] for r in group]),
+            "seconds": f"{statistics.fmean(r.seconds for r in group):.1f}",
+        }
         shown.add_row(
             group[0].config.method,
             *(str(_value(group[0].config, name)) for name in varying),
             spread([r.metrics["A"] for r in group]),
             spread([r.metrics["F"] for r in group]),
             spread([r.metrics["I"] for r in with_reference]),
-            spread([r.accuracy[-1][0] for r in group]),
-            spread([r.metrics["std"] for r in group]),
-            spread([r.seconds for r in group], digits=1),
+            *(columns[name] for name in details),
             str(len(group)),
         )
     return shown
