@@ -17,9 +17,10 @@ test: lint
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# Every figure of the committed results in docs/figures, and the page in runs/.
+# Every figure of the committed results in docs/figures, the page in runs/, the paper's claims in docs/reproduction.md.
 figures: $(VENV)/.installed-dev
 	$(BIN)/alasso report results -o runs/report.html --figures docs/figures
+	$(BIN)/alasso reproduce --judge
 
 # The documentation site in site/; a warning is an error. The search needs a server: python3 -m http.server -d site
 docs: $(VENV)/.installed-docs
@@ -43,7 +44,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev,docs]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
