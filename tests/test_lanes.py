@@ -101,6 +101,23 @@ def test_memory_lanes_rehearse_what_they_would_alone():
         assert stacked.accuracy == alone.accuracy and stacked.environment["lanes"] == 2
 
 
+def test_mixed_batches_are_not_stacked_over_images_that_lanes_do_not_share():
+    configs = [small("multi-task"), small("alasso-memory", memory=20), small("sgd", seed=1)]
+    streams = [make_stream(config, None, CPU) for config in configs]  # each with images of its own
+    together = train.run_together(configs, streams=streams, model=InDouble, device="cpu")
+    for config, stacked in zip(configs, together, strict=True):
+        assert stacked.accuracy == train.run(config, model=InDouble, device="cpu").accuracy, config.method
+    apart = [small("multi-task"), small("sgd", validation=True)]
+    assert lanes.grouped(apart, 8) == [[config] for config in apart]
+
+
+def test_streams_of_different_length_go_apart():
+    configs = [small("sgd"), small("sgd", seed=1)]
+    streams = [own_stream((40,) * tasks, seed) for tasks, seed in ((2, 0), (3, 1))]
+    together = train.run_together(configs, streams=streams, model=Nine, device="cpu")
+    assert [len(result.accuracy) for result in together] == [2, 3]
+
+
 def own_stream(sizes, seed):
     """Tasks with classes of their own, and as many examples as ``sizes`` says."""
     generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,6 @@ from torch import nn
 
 import alasso
 from alasso import ALASSO, EWC, MAS, SI, AlassoError, kernels, onepass
-from alasso.moves import adam_move
 from alasso.onepass import AdamEngine, AdamRule, adam_scales, adam_settings, fold
 from test_hooks_against_reference import METHODS, importance_of, small_net, tasks, train
 
@@ -440,6 +439,36 @@ def test_closures_return_the_loss_and_are_called_once(everything_fits):
     assert float(optimizer.step(closure)) > 0 and calls == [True]
 
 
+def test_a_parameter_without_dimensions_goes_by_hooks_and_learns_the_same():
+    """EWC's constant is as small as such a parameter: it must not pass for one of its weights."""
+
+    class WithScale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.scale = nn.Parameter(torch.tensor(2.0))
+            self.layer = nn.Linear(20, 30)
+
+        def forward(self, x):
+            return self.scale * self.layer(x)
+
+    x, y = torch.randn(16, 20, generator=torch.Generator().manual_seed(1)), torch.arange(16)
+    ended = []
+    for compile in (True, False):
+        model = WithScale()
+        reg = alasso.EWC(model)
+        optimizer = alasso.optim.Adam(model.parameters(), lr=0.01, regularizer=reg, compile=compile)
+        for _ in range(2):
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            reg.consolidate([(x, y)])
+        ended.append([p.detach().clone() for p in model.parameters()])
+    for one, other in zip(*ended, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 # -- the pure functions ------------------------------------------------------------------------------------------
 
 
@@ -451,8 +480,10 @@ def test_adams_move_is_torchs(betas):
     optimizer = torch.optim.Adam([theta], lr=0.01, betas=betas)
     for t in range(1, 20):
         theta.grad = torch.randn(50, generator=generator, dtype=torch.float64)
-        move, m, v = adam_move(theta.grad, m, v, torch.tensor(float(t)).double(), 0.01, *betas, 1e-8)
-        mine += move
+        group = {"lr": 0.01, "betas": betas, "weight_decay": 0.0, "eps": 1e-8}
+        settings = adam_settings(group, torch.tensor(float(t)).double(), torch.device("cpu"), torch.float64)
+        rule = AdamRule(amsgrad=False, maximize=False, decay="none", on_device=False)
+        mine, (m, v) = rule.move(mine, theta.grad, (m, v), settings)
         optimizer.step()
         torch.testing.assert_close(mine, theta.detach(), rtol=1e-12, atol=1e-14)
 

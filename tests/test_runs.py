@@ -439,6 +439,7 @@ def test_a_reference_that_does_not_fit_is_refused_before_anything_is_run(tmp_pat
     for method, changes, message in (
         ("si", {}, "measured against a single-task run, not one of si"),
         ("single-task", {"tasks": 2}, "the reference run has tasks=2"),
+        ("single-task", {"hidden": 9}, "the reference run has hidden=9"),
     ):
         reference = results.write(finished(small(method, **changes)), tmp_path)
         words = ["run", "permuted-digits", *SMALL_FLAGS, "--reference", reference, "--out", tmp_path / "out"]

@@ -37,18 +37,6 @@ def adam_direction(m: Tensor, v: Tensor, root_correction2: float | Tensor, eps: 
     return m / (v.sqrt() / root_correction2 + eps)
 
 
-def adam_move(
-    g: Tensor, m: Tensor, v: Tensor, step: Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(Δθ, m, v): Adam's move for the gradient g and its new moments; ``step`` is this step's number, from 1.
-
-    Settings per run (``lr`` and ``step`` of a stack) are tensors that broadcast against g.
-    """
-    m, v = adam_moments(g, m, v, 1.0 - beta1, 1.0 - beta2)
-    correction1, correction2 = bias_corrections(step, log_or_minus_infinity(beta1), log_or_minus_infinity(beta2))
-    return -(lr / correction1) * adam_direction(m, v, correction2.sqrt(), eps), m, v
-
-
 def log_or_minus_infinity(beta: float) -> float:
     """log β; Adam allows β = 0, no memory at all."""
     return math.log(beta) if beta > 0 else -math.inf

@@ -463,8 +463,10 @@ def as_tensor(number: float | Tensor, device: torch.device, dtype: torch.dtype) 
         return _numbers[key]
     made = torch.full((), number, device=device, dtype=dtype)
     if not kernels.is_being_recorded(device):
-        if len(_numbers) > 1000:  # a scheduler leaves a number at every step
-            _numbers.clear()
+        # A scheduler leaves a number at every step. Those on a GPU stay: a recorded step may know them by address.
+        if device.type == "cpu" and len(_numbers) > 1000:
+            for old in [known for known in _numbers if known[1].type == "cpu"]:
+                del _numbers[old]
         _numbers[key] = made
     return made
 

@@ -72,7 +72,10 @@ class ALASSO(Regularizer):
 
     @classmethod
     def as_the_authors_ran_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
-        """The published experiment: monotone Ω, ξ = 0.1, a weight that stood still counts as moved right."""
+        """The published experiment: monotone Ω, ξ = 0.1, a weight that stood still counts as moved right.
+
+        ``unmoved="sign_of_omega"`` is closer still to their program, which loses the side where Ω = 0.
+        """
         return cls(model, **{"unmoved": "moved_right", **changes})
 
     @classmethod

@@ -47,7 +47,7 @@ STACKABLE = (
     "multi-task",
 )
 #: Fields of a config that lanes of one stack may differ in.
-FREE_FIELDS = ("seed", "method", "settings", "learning_rate", "reset_optimizer", "permute_first", "validation")
+FREE_FIELDS = ("seed", "method", "settings", "learning_rate", "reset_optimizer", "permute_first")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults, which all learners use
 BYTES_A_WEIGHT = 64  # 8 float32 tensors in the step, Ω, side, and what comes and goes when a lane consolidates
 MOST_LANES = 16  # more gain nothing on the GPUs it was measured on
@@ -96,6 +96,12 @@ def stackable(learner: Learner) -> bool:
 def most_on(device: torch.device) -> int:
     """How many lanes are worth stacking. A CPU is kept busy by one."""
     return MOST_LANES if device.type == "cuda" else 1
+
+
+def can_share_a_stack(learners: Sequence[Learner]) -> bool:
+    """Batches mixed from several tasks are gathered only from images that all lanes have in common."""
+    mixed = any(learner.memory is not None or learner.config.method == "multi-task" for learner in learners)
+    return not mixed or SharedImages.of([learner.stream for learner in learners]) is not None
 
 
 def that_fit(learner: Learner) -> int:

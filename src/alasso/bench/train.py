@@ -21,7 +21,7 @@ from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
 from alasso.bench.graphs import DirectSteps, GraphedSteps
-from alasso.bench.lanes import StackedSteps, stackable, that_fit
+from alasso.bench.lanes import StackedSteps, can_share_a_stack, stackable, that_fit
 from alasso.bench.learners import Learner
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped
@@ -88,25 +88,26 @@ def run_together(
         observer = observers[i] if observers else Quiet()
         lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
 
+    reference_of = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner.model, place):
+        found: dict[str, Result] = {}
         groups = in_step(lanes)
-        for number, group in enumerate(groups):
+        while groups:
+            group = groups.pop(0)
             Trainer(group, checkpoint_every, stop_requested).train()
-            if stop_requested() and number + 1 < len(groups):
+            environment = results.environment(str(place))
+            for lane in group:
+                found[lane.config.name] = result = lane.result(environment, reference_of[lane.config.name])
+                if out:
+                    results.write(result, out)
+                if lane.saved:
+                    lane.saved.unlink(missing_ok=True)
+                del lane.learner  # what comes next may need its memory
+            if stop_requested() and groups:
                 raise Stopped("the end of a run")
-        environment = results.environment(str(place))
-
-    found = []
-    for i, lane in enumerate(lanes):
-        reference = references[i] if references else None
-        found.append(lane.result(environment, reference))
-        if out:
-            results.write(found[-1], out)
-        if lane.saved:
-            lane.saved.unlink(missing_ok=True)
-    return found
+    return [found[config.name] for config in configs]
 
 
 @dataclass
@@ -272,10 +273,14 @@ def in_step(lanes: Sequence[Lane]) -> list[list[Lane]]:
     for lane in lanes:
         position = lane.position
         alone = len(lanes) > 1 and not stackable(lane.learner)
-        key = lane.config.name if alone else (position.task, position.epoch, position.step)
-        groups.setdefault(key, []).append(lane)
+        place = (position.task, position.epoch, position.step)
+        widths = tuple(task.head.stop - task.head.start for task in lane.stream.tasks)
+        groups.setdefault(lane.config.name if alone else (place, widths), []).append(lane)
+    apart = [
+        [[lane] for lane in g] if not can_share_a_stack([lane.learner for lane in g]) else [g] for g in groups.values()
+    ]
     fitting = that_fit(lanes[0].learner) if len(lanes) > 1 else 1
-    return [group[i : i + fitting] for group in groups.values() for i in range(0, len(group), fitting)]
+    return [group[i : i + fitting] for parts in apart for group in parts for i in range(0, len(group), fitting)]
 
 
 def steps_for(learners: Sequence[Learner]) -> DirectSteps | StackedSteps:

@@ -119,11 +119,32 @@ class AlassoCallback(TrainerCallback):
                 "name the folder with resume_from=, or start anew"
             )
         saved = files.load(folder, like=self._state())
+        if saved["weights"] != fingerprint(self.regularizer):
+            raise AlassoError(
+                f"{folder} holds the state of a regularizer for other weights than those that training resumes with; "
+                "name the folder it resumes from with resume_from="
+            )
         self.regularizer.load_state_dict(saved["regularizer"])
         self.best = json.loads(saved["best"])
 
     def _state(self) -> dict[str, Any]:
-        return {"best": json.dumps(self.best), "regularizer": self.regularizer.state_dict()}
+        return {
+            "best": json.dumps(self.best),
+            "weights": fingerprint(self.regularizer),
+            "regularizer": self.regularizer.state_dict(),
+        }
+
+
+def fingerprint(regularizer: Regularizer) -> str:
+    """Differs where the protected weights differ; the same on every rank and device."""
+    largest = [float(full(parameter.detach()).abs().max()) for _, parameter in regularizer.protected()]
+    return " ".join(f"{value:.6g}" for value in largest)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:

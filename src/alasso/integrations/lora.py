@@ -40,6 +40,13 @@ def merge_adapters(regularizer: Regularizer) -> None:
     pairs = list(adapter_pairs(regularizer.model))
     if not pairs:
         raise AlassoError("the model has no LoRA adapters of linear or embedding layers to merge")
+    for layer, _, restarts, stays in pairs:  # all is checked before anything is changed
+        if not layer.get_base_layer().weight.is_floating_point():
+            raise AlassoError("the base weights are quantised and cannot take an adapter in; keep the adapters apart")
+        if any(regularizer.name_of(factor) is None for factor in (restarts, stays)):
+            raise AlassoError(
+                "an adapter is excluded or frozen, so the regularizer has no memory of it to keep fitting"
+            )
     for layer, adapter, restarts, stays in pairs:
         base = layer.get_base_layer().weight
         base.add_(layer.get_delta_weight(adapter).to(base.dtype))
