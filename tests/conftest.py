@@ -1,7 +1,14 @@
 """Tests run on one thread: bitwise comparisons must not depend on how many cores a machine has."""
 
+import signal
+
 import pytest
 import torch
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that; here some are to be
+# interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def test_the_quick_start_runs_as_it_is_printed(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.S)
     names = {}
     exec(compile(blocks[1], "index.md", "exec"), names)
-    assert names["reg"].tasks == 3 and (tmp_path / "saved.pt").exists()
+    assert names["reg"].tasks == 4 and (tmp_path / "saved.pt").exists()
     # The three lines are those of the README, and they work with what the second block made.
     assert blocks[0] in (ROOT / "README.md").read_text(encoding="utf-8")
     trained = []

@@ -337,9 +337,12 @@ def test_ctrl_c_ends_the_server_cleanly(folder):
     )
     command = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert "http://127.0.0.1:" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        said, complaints = process.communicate(timeout=30)
+        try:
+            assert "http://127.0.0.1:" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            said, complaints = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, said, complaints) == (0, "stopped\n", "")
 
 

@@ -162,19 +162,29 @@ def list_() -> None:
     from alasso.reproduce.show import experiments_table
 
     benchmarks = Table(title="Benchmarks", title_justify="left")
-    for column in ("name", "what it is", "tasks", "epochs", "batch", "network"):
-        benchmarks.add_column(column)
+    for column in ("name", "what it is", "as it is run"):
+        benchmarks.add_column(column, no_wrap=column == "name")  # names have to be typed
     for name, benchmark in BENCHMARKS.items():
         p = benchmark.preset
-        count = "all" if p["tasks"] is None else str(p["tasks"])
-        benchmarks.add_row(name, benchmark.title, count, str(p["epochs"]), str(p["batch_size"]), p["model"])
+        count = "all classes" if p["tasks"] is None else f"{p['tasks']} tasks"
+        run = f"{count} × {p['epochs']} epochs, batches of {p['batch_size']}, {p['model']}"
+        benchmarks.add_row(name, benchmark.title, run)
     methods = Table(title="Methods", title_justify="left")
     for column in ("name", "what it is", "settings and defaults"):
-        methods.add_column(column)
+        methods.add_column(column, no_wrap=column == "name")
     for name, method in METHODS.items():
         methods.add_row(name, method.title, "  ".join(f"{k}={v}" for k, v in method.settings.items()) or "–")
+    own = Table(
+        title="Where a benchmark sets them otherwise (found by alasso search, or the paper's)", title_justify="left"
+    )
+    own.add_column("benchmark", no_wrap=True)
+    own.add_column("settings")
+    for name, benchmark in BENCHMARKS.items():
+        if benchmark.settings:
+            each = (f"{m}: {' '.join(f'{k}={v}' for k, v in s.items())}" for m, s in benchmark.settings.items())
+            own.add_row(name, "; ".join(each))
     console = Console()
-    console.print(benchmarks, methods, experiments_table(read_experiments()))
+    console.print(benchmarks, methods, own, experiments_table(read_experiments()))
 
 
 @data_app.command()
@@ -196,7 +206,7 @@ def check(names: Names = None, data_dir: DataDir = None) -> None:
 
     table = Table()
     for column in ("data set", "file", "state", "edition", ""):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     good = True
     for name in names or data.CATALOG:
         for report in data.check(name, data_dir):
@@ -268,13 +278,13 @@ def checked_logs(names: Sequence[str]) -> tuple[str, ...]:
 def spread_values(words: Sequence[str]) -> list[str]:
     """``--seed 0 1 2`` → ``--seed 0 --seed 1 --seed 2``: what people type, in the form the parser takes.
 
-    >>> spread_values(["run", "x", "--seed", "0", "1", "--quiet"])
-    ['run', 'x', '--seed', '0', '--seed', '1', '--quiet']
+    >>> spread_values(["run", "x", "--seed", "0", "1", "-q"])
+    ['run', 'x', '--seed', '0', '--seed', '1', '-q']
     """
     spread: list[str] = []
     flag = None
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("-") and not word[1:2].isdigit():  # --seed -1 is a mistake of another kind
             flag = word if word in SEVERAL else None
             if flag is None:
                 spread.append(word)

@@ -37,6 +37,8 @@ class Regularizer:
     method: ClassVar[str]
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str] = ()) -> None:
+        if not isinstance(model, nn.Module):
+            raise AlassoError(f"{type(self).__name__} takes the model itself, an nn.Module, not {type(model).__name__}")
         self.model = unwrapped(model)
         self.surrogate = surrogate
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -49,6 +51,10 @@ class Regularizer:
         self._attachments: list[Exchange] = []
         self._check_patterns()
         self.refresh()
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in asdict(self.surrogate).items())  # type: ignore[call-overload]
+        return f"{type(self).__name__}({settings}), {self.tasks} tasks behind, {len(self._states)} tensors protected"
 
     # -- in the training loop --------------------------------------------------------------------------------
 

@@ -85,6 +85,9 @@ class RunConfig:
             if name not in method.settings:
                 raise AlassoError(f"{self.method} has no setting {name!r}{nearest(name, method.settings)}")
             settings[name] = typed_like(name, value, method.settings[name], method.choices.get(name))
+            number = settings[name]
+            if isinstance(number, float) and name not in MAY_BE_NEGATIVE and not 0 <= number < float("inf"):
+                raise AlassoError(f"{name} must be a finite number, zero or more, not {number}")
         values["settings"] = dict(sorted(settings.items()))
         for name in ("tasks", "epochs", "batch_size", "hidden", "image_size", "classes_per_task"):
             if values[name] is not None and values[name] < 1:
@@ -134,6 +137,8 @@ class RunConfig:
 
 #: Fields that say what a run is, and are not changes of it.
 NOT_CHANGES = ("benchmark", "method", "settings")
+#: Settings that are logarithms.
+MAY_BE_NEGATIVE = ("initial_logvar",)
 #: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
 WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}

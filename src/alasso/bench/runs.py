@@ -25,7 +25,7 @@ from alasso.errors import AlassoError
 __all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
 
 
-CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, against single-task. std: over tasks."
+CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too. ±: over seeds."
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,11 @@ def carry_out(
     check_folder(configs, options)
     paths = {config.name: options.out / f"{config.name}.json" for config in configs}
     done = {c.name: results.read(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
+    varying = _varying_settings(configs)
     if not options.quiet:
         for config in configs:
             if config.name in done:
-                said = f"{label(config)}: already done, {paths[config.name].name} (run again with --restart)"
+                said = f"{label(config, varying)}: already done, {paths[config.name].name} (run again with --restart)"
                 console.print(said, style="dim")
     left = [config for config in configs if config.name not in done]
     with ExitStack() as stack:
@@ -94,8 +95,9 @@ def carry_out(
             stack.enter_context(bars.bars)
         for group in stacks(left, options) if left else ():
             if bars:
-                bars.start_run(labels(group), len(done))
-            found = _carry_out_together(group, options, console, bars, [reference(config) for config in group])
+                bars.start_run(labels(group, varying), len(done))
+            against = [reference(config) for config in group]
+            found = _carry_out_together(group, labels(group, varying), options, console, bars, against)
             done |= {result.name: result for result in found}
     return [done[config.name] for config in configs]
 
@@ -124,6 +126,7 @@ def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfi
 
 def _carry_out_together(
     configs: Sequence[RunConfig],
+    name: str,
     options: Options,
     console: Console,
     bars: Bars | None,
@@ -140,7 +143,7 @@ def _carry_out_together(
                     observers.append(bars)
                 elif not options.quiet:
                     say = partial(console.print, highlight=False, soft_wrap=True)
-                    observers.append(PlainLines(say, labels(configs)))
+                    observers.append(PlainLines(say, name))
             observers += _logs(config, options, stack)
             watching.append(Several(observers) if observers else Quiet())
         return train.run_together(
@@ -189,14 +192,20 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
 # -- showing ----------------------------------------------------------------------------------------------------
 
 
-def label(config: RunConfig) -> str:
-    return f"{config.method}, seed {config.seed}"
+def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
+    """A run in a few words; ``varying`` names what it differs in from others of its method."""
+    return ", ".join([" ".join([config.method, *_differences(config, varying)]), f"seed {config.seed}"])
 
 
-def labels(configs: Sequence[RunConfig]) -> str:
+def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
+    known = {**config.to_json(), **config.settings}
+    return [f"{name}={known[name]}" for name in varying if name in known]
+
+
+def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
     """Of runs that go together, the first by name."""
     others = len(configs) - 1
-    return label(configs[0]) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
+    return label(configs[0], varying) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
 
 
 def table(found: Sequence[Result], width: int = 120) -> Table:

@@ -111,6 +111,8 @@ def require_importance(importance: Tensor | None) -> Tensor:
 def check_non_negative(**settings: float | Tensor) -> None:
     """Refuse a negative, infinite or NaN setting by its name."""
     for name, value in settings.items():
+        if not isinstance(value, int | float | Tensor):
+            raise AlassoError(f"{name} must be a number, not {value!r}")
         value = torch.as_tensor(value)
         if not bool((torch.isfinite(value) & (value >= 0)).all()):
             raise AlassoError(f"{name} must be a finite number, zero or more, not {value.tolist()}")

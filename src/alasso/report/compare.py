@@ -81,15 +81,24 @@ def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]
             loose.append(path)
     found = collect(loose)
     left_out += found.left_out
-    for section in sections(found.results):
-        for group in section.groups:
-            columns[_unused(section.label(group), columns)] = [group]
+    named = [(section.label(group), group) for section in sections(found.results) for group in section.groups]
+    for name, group in sorted(named, key=lambda pair: place_among(paths, pair[1])):  # in the order they were given
+        columns[_unused(name, columns)] = [group]
     empty = [name for name, inside in columns.items() if not inside]
     if empty:
         raise AlassoError(f"there are no results in {empty[0]}")
     if len(columns) < 2:
-        raise AlassoError("there is only one thing here; compare takes two or more results, configs or folders")
+        unread = f" ({left_out[0]})" if left_out else ""
+        raise AlassoError(
+            f"there is only one thing here{unread}; compare takes two or more results, configs or folders"
+        )
     return columns, left_out
+
+
+def place_among(paths: Sequence[Path], group: Group) -> int:
+    """Where among the files given the first one of a group is; a folder's results stay as they are."""
+    names = {result.name for result in group.results}
+    return next((i for i, path in enumerate(paths) if path.stem in names), 0)
 
 
 def comparisons(columns: dict[str, list[Group]]) -> list[Comparison]:

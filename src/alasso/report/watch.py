@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,9 +101,12 @@ class Server(ThreadingHTTPServer):
 
 def serve(folder: Path, port: int, say: Any) -> None:
     """Until Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        # A shell starts what it puts in the background with Ctrl-C ignored; a server must be ended somehow.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with Server(folder, port) as server:
-        say(f"{server.address} shows {folder} and follows its runs; Ctrl-C ends it")
         try:
+            say(f"{server.address} shows {folder} and follows its runs; Ctrl-C ends it")
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             say("stopped")

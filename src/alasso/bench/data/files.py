@@ -125,6 +125,11 @@ def settle_edition(reports: Sequence[FileReport]) -> list[FileReport]:
 def refusal(dataset: DataSet, folder: Path, reports: Sequence[FileReport]) -> AlassoError | None:
     """The error that says what keeps a data set from being used, or None where nothing does."""
     remedy = f"`alasso data fetch {dataset.name}`"
+    if not folder.exists():
+        return AlassoError(
+            f"{dataset.name} is not in {folder}, which does not exist; run {remedy}, "
+            "or name the folder that holds your data sets with --data-dir or ALASSO_DATA"
+        )
     if missing := [report.file for report in reports if report.status == "missing"]:
         return AlassoError(f"{dataset.name} is not complete in {folder}: missing {', '.join(missing)}; run {remedy}")
     for report in reports:
