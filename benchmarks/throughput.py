@@ -1,6 +1,6 @@
 """Time of a step and lane against the number of lanes, and against what memory alone would allow. Needs a GPU.
 
-    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--data-dir DIR] [--out FILE]
+    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--out FILE]
 
 The network is the paper's, 784-2000-2000-10 with batches of 256; the images are random, for no step depends on what
 they show. Epochs follow one another as in a run, plans and copies to the device included; the first ones, which
