@@ -44,3 +44,14 @@ def weights(model):
 
 def same(left, right):
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+class StopAt:
+    """Asks the run to stop after so many steps in all."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def __call__(self):
+        self.left -= 1
+        return self.left == 0

@@ -23,7 +23,7 @@ def states(surrogate, thetas, fishers):
         yield state, surrogate.merged(state, theta)
 
 
-def close(left, right):
+def assert_close(left, right):
     torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
@@ -39,23 +39,23 @@ def test_two_and_three_gaussians_worked_by_hand():
     assert mean == [[1, 0], [2, 2], [4, 1]]
     # Mode of two: ((1·1 + 3·3)/4, (2·0 + 2·4)/4) = (2.5, 2); of three: ((1 + 9 + 8)/5, (0 + 8 − 4)/8) = (3.6, 0.5).
     mode = [merged for _, merged in states(IMMSurrogate("mode"), thetas, fishers)]
-    close(torch.stack(mode), torch.stack([tensor(1, 0), tensor(2.5, 2), tensor(3.6, 0.5)]))
+    assert_close(torch.stack(mode), torch.stack([tensor(1, 0), tensor(2.5, 2), tensor(3.6, 0.5)]))
 
 
 def test_mode_is_the_highest_point_of_the_product_of_gaussians():
     """At Σ F_k θ_k / Σ F_k the summed log-densities Σ −½ F_k (θ − θ_k)² have no slope."""
     thetas, fishers = torch.randn(4, 6, dtype=torch.float64), torch.rand(4, 6, dtype=torch.float64)
     *_, (_, merged) = states(IMMSurrogate("mode"), thetas, fishers)
-    close((fishers * (merged - thetas)).sum(0), torch.zeros(6, dtype=torch.float64))
+    assert_close((fishers * (merged - thetas)).sum(0), torch.zeros(6, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("start", ["merged", "last"])
 def test_one_task_after_another_equals_all_at_once(start):
     thetas, fishers = torch.randn(7, 3, 4, dtype=torch.float64), torch.rand(7, 3, 4, dtype=torch.float64)
     for k, (_, merged) in enumerate(states(IMMSurrogate("mean", start=start), thetas, fishers), 1):
-        close(merged, thetas[:k].mean(0))
+        assert_close(merged, thetas[:k].mean(0))
     for k, (state, merged) in enumerate(states(IMMSurrogate("mode", start=start), thetas, fishers), 1):
-        close(merged, (fishers[:k] * thetas[:k]).sum(0) / fishers[:k].sum(0))
+        assert_close(merged, (fishers[:k] * thetas[:k]).sum(0) / fishers[:k].sum(0))
         assert torch.equal(state.anchor, merged if start == "merged" else thetas[k - 1])
 
 
@@ -65,7 +65,7 @@ def test_mode_with_equal_precisions_is_the_mean():
         mean = states(IMMSurrogate("mean", last_weight=last_weight), thetas, [None] * 5)
         mode = states(IMMSurrogate("mode", last_weight=last_weight), thetas, [F] * 5)
         for (_, left), (_, right) in zip(mean, mode, strict=True):
-            close(left, right)
+            assert_close(left, right)
 
 
 def test_last_weight_mixes_the_newest_task_with_the_merged_past():
@@ -76,7 +76,7 @@ def test_last_weight_mixes_the_newest_task_with_the_merged_past():
     # Mode: precision 1; ¾·1 + ¼·3 = 1.5; ¾·1.5 + ¼·2 = 1.625.  Fθ: 0; ¼·12 = 3; ¾·3 + ¼·16 = 6.25.
     got = list(states(IMMSurrogate("mode", last_weight=0.25), thetas, fishers))
     assert [state.precision.item() for state, _ in got] == [1, 1.5, 1.625]
-    close(torch.cat([merged for _, merged in got]), tensor(0, 2, 6.25 / 1.625))
+    assert_close(torch.cat([merged for _, merged in got]), tensor(0, 2, 6.25 / 1.625))
 
 
 @pytest.mark.parametrize("last_weight", [None, 0.4])
@@ -118,14 +118,14 @@ def test_penalty_grad_is_the_derivative_of_penalty_and_only_l2_has_one():
         surrogate = IMMSurrogate(transfer=transfer, lam=0.7)
         penalty = surrogate.penalty(theta, state)
         (expected,) = torch.autograd.grad(penalty, theta)
-        close(surrogate.penalty_grad(theta.detach(), state), expected)
+        assert_close(surrogate.penalty_grad(theta.detach(), state), expected)
         factor = 0.7 if "l2" in transfer else 0.0
-        close(penalty, factor * (omega * (theta - anchor) ** 2).sum())
+        assert_close(penalty, factor * (omega * (theta - anchor) ** 2).sum())
 
 
 def test_drop_transfer_worked_by_hand():
     """p = ¼: kept 8/0.75 − (¼/0.75)·2 = 10, dropped 2; on average ¾·10 + ¼·2 = 8."""
-    close(drop_transfer(tensor(8, 8), tensor(2, 2), torch.tensor([True, False]), 0.25), tensor(10, 2))
+    assert_close(drop_transfer(tensor(8, 8), tensor(2, 2), torch.tensor([True, False]), 0.25), tensor(10, 2))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_each_node_is_computed_with_its_own_transferred_weights(layer, shape):
             parameter.copy_((parameter - p * prev) / (1 - p))
     kept = layer(x)
     off = (dropped - old).abs() < 1e-12
-    close(dropped, torch.where(off, old, kept))
+    assert_close(dropped, torch.where(off, old, kept))
     assert 0.05 < off.double().mean() < 0.65
 
 

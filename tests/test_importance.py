@@ -279,7 +279,7 @@ def test_common_layers_need_no_gradients_of_single_samples(name: str, monkeypatc
 
     monkeypatch.setattr(importance._ImportancePass, "_add_sample_by_sample", refuse)
     model, x, y = setting(name)
-    fisher(model, [(x, y)])
+    assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
 
 
 @pytest.mark.parametrize("name", ["sequence", "called-twice", "shared-parameter", "flat-positions"])
@@ -289,7 +289,7 @@ def test_other_parameters_go_through_vmap(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(importance._ImportancePass, "_one_sample", refuse)
     model, x, y = setting(name)
-    fisher(model, [(x, y)])
+    assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
 
 
 def test_memory_bound_splits_layers_without_changing_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import lanes, models, results, train
+from alasso.bench import lane_batches, lanes, models, results, stack, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
+from alasso.bench.learners import Regularized
 from alasso.bench.streams import Stream
+
+from helpers import StopAt
 
 CPU = torch.device("cpu")
 
@@ -53,7 +56,7 @@ def everything(lane):
     flat = {f"model.{k}": v for k, v in lane.learner.model.state_dict().items()}
     for number, state in lane.learner.optimizer.state_dict()["state"].items():
         flat |= {f"adam.{number}.{k}": torch.as_tensor(v) for k, v in state.items()}
-    if isinstance(lane.learner, lanes.Regularized):
+    if isinstance(lane.learner, Regularized):
         for name, state in lane.learner.regularizer.state_dict()["parameters"].items():
             flat |= {f"state.{name}.{k}": v for k, v in state.items()}
     return flat
@@ -142,15 +145,6 @@ def test_lanes_may_have_tasks_of_different_length_and_heads_of_their_own():
         assert stacked.accuracy == train.run(config, stream=stream, model=Nine, device="cpu").accuracy
 
 
-class StopAt:
-    def __init__(self, steps):
-        self.left = steps
-
-    def __call__(self):
-        self.left -= 1
-        return self.left == 0
-
-
 def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
     configs = [small("alasso"), small("si", seed=3), small("ewc"), small("single-task"), small("imm-mode")]
     undisturbed = train.run_together(configs, device="cpu")
@@ -208,7 +202,7 @@ def test_grouping_keeps_what_differs_in_shape_apart():
 
 def test_padding_holds_every_example_once_and_shares_add_up():
     steps = [[torch.tensor([[0, 1], [0, 2], [1, 3]]), torch.tensor([[2, 4]])], [torch.tensor([[0, 5], [0, 6]])]]
-    batch = lanes.padded([(torch.cat(lane), [len(step) for step in lane]) for lane in steps], torch.float64)
+    batch = lane_batches.padded([(torch.cat(lane), [len(step) for step in lane]) for lane in steps], torch.float64)
     assert batch.example.shape == (2, 2, 3)
     for lane, expected in enumerate(steps):
         for i, pairs in enumerate(expected):
@@ -243,9 +237,9 @@ def test_the_compiled_pass_equals_the_plain_one(count):
     gradient = torch.randn(3, count, generator=torch.Generator().manual_seed(0)).cuda()
     got = [tensor.flatten(1) for tensor in stacked_tensors("cuda", 3, 1, count)]
     before = [tensor.clone() for tensor in got]
-    lanes.compiled(lanes.spring_and_adam_)(*got, gradient, *pace)
+    stack.compiled(stack.spring_and_adam_)(*got, gradient, *pace)
     want = [tensor.double() for tensor in before]
-    lanes.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), pace[2])
+    stack.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), pace[2])
     for new, old, expected in zip(got, before, want, strict=True):
         torch.testing.assert_close(new.double(), expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
@@ -271,7 +265,7 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, monkeypatch):
 
     fast = trained()
     monkeypatch.setattr(lanes, "WARM_UP", 10**9)
-    monkeypatch.setattr(lanes.Stack, "kernel", lambda self, function: function)
+    monkeypatch.setattr(stack.Stack, "kernel", lambda self, function: function)
     for got, want in zip(fast, trained(), strict=True):
         for name in want:
             scale = want[name].double().abs().mean() + 1e-12

@@ -9,7 +9,8 @@ from torch import nn
 
 import alasso
 from alasso import ALASSO, EWC, MAS, SI, AlassoError, kernels, onepass
-from alasso.onepass import AdamEngine, AdamRule, adam_scales, adam_settings, fold
+from alasso.engines import AdamEngine, AdamRule, adam_scales, adam_settings
+from alasso.onepass import fold
 from test_hooks_against_reference import METHODS, importance_of, small_net, tasks, train
 
 from helpers import mlp, run, same, toy_tasks, weights

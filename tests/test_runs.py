@@ -24,6 +24,8 @@ from alasso.bench.progress import CsvLog
 from alasso.bench.streams import Stream
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
 
+from helpers import StopAt
+
 SMALL = {"tasks": 3, "epochs": 2, "hidden": 16}
 
 
@@ -197,17 +199,6 @@ def test_combinations_are_all_of_them_and_none_twice():
 
 
 # -- resuming ---------------------------------------------------------------------------------------------------
-
-
-class StopAt:
-    """Asks the run to stop after so many steps in all."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    def __call__(self):
-        self.left -= 1
-        return self.left == 0
 
 
 def stopped_and_resumed(config, out, steps):

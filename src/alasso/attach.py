@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from alasso import kernels
+from alasso.engines import engine_for
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import add_to_path_
-from alasso.onepass import engine_for
 from alasso.sharding import local
 
 if TYPE_CHECKING:

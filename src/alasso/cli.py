@@ -76,7 +76,6 @@ def run(
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
     from alasso.bench import results, runs
-    from alasso.bench.config import from_toml
 
     fields = {
         "tasks": tasks,
@@ -87,12 +86,6 @@ def run(
         "permute_first": permute_first or None,
         "path": str(path) if path else None,
     }
-    from_file, settings = from_toml(config) if config else ({}, {})
-    if from_file.pop("benchmark", benchmark) != benchmark:
-        raise AlassoError(f"{config} is for another benchmark than {benchmark}")
-    methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
-    seeds = listed(from_file.pop("seed", 0))
-    fields = from_file | {name: value for name, value in fields.items() if value is not None}
     options = runs.Options(
         out=out,
         data_dir=data_dir,
@@ -104,11 +97,7 @@ def run(
         checkpoint_every=checkpoint_every,
         lanes=checked_lanes(lanes),
     )
-    settings = {name: listed(value) for name, value in settings.items()} | parsed_settings(set_ or [])
-    empty = [name for name, values in {**settings, "method": methods, "seed": seeds}.items() if not values]
-    if empty:
-        raise AlassoError(f"{config}: {empty[0]} is an empty list")
-    configs = runs.combinations(benchmark, method or methods, seed or seeds, fields, settings)
+    configs = asked_for(benchmark, config, method, seed, fields, parsed_settings(set_ or []))
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
@@ -228,6 +217,31 @@ def where(names: Names = None, data_dir: DataDir = None) -> None:
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
+
+
+def asked_for(
+    benchmark: str,
+    file: Path | None,
+    methods: list[str] | None,
+    seeds: list[int] | None,
+    fields: dict[str, Any],
+    settings: dict[str, list[str]],
+) -> list[Any]:
+    """The configs of a command line; what it leaves open comes from the file, then from the benchmark's preset."""
+    from alasso.bench import runs
+    from alasso.bench.config import from_toml
+
+    from_file, file_settings = from_toml(file) if file else ({}, {})
+    if from_file.pop("benchmark", benchmark) != benchmark:
+        raise AlassoError(f"{file} is for another benchmark than {benchmark}")
+    file_methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
+    file_seeds = listed(from_file.pop("seed", 0))
+    settings = {name: listed(value) for name, value in file_settings.items()} | settings
+    for name, values in {**settings, "method": file_methods, "seed": file_seeds}.items():
+        if not values:
+            raise AlassoError(f"{file}: {name} is an empty list")
+    fields = from_file | {name: value for name, value in fields.items() if value is not None}
+    return runs.combinations(benchmark, methods or file_methods, seeds or file_seeds, fields, settings)
 
 
 def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:

@@ -29,13 +29,24 @@ from functools import reduce
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
 from alasso.errors import AlassoError
 from alasso.layer_rules import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
+from alasso.objectives import (
+    Loss,
+    Objective,
+    at_least_single,
+    given_targets,
+    log_probability,
+    no_targets,
+    one_column,
+    sample_classes,
+    squared_norm,
+    weighted_log_probabilities,
+)
 from alasso.ranks import add_over_ranks_, sharded_like, whole
 
 __all__ = ["fisher", "squared_output_norm"]
@@ -44,7 +55,6 @@ _LABELS = ("true", "sampled", "expected")
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
 Head = Callable[[Any], Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
 Inputs = Tensor | dict[str, Tensor]
 
 
@@ -87,16 +97,16 @@ def fisher(
         raise AlassoError(f'A loss needs the labels of the loader: use labels="true", not {labels!r}.')
 
     def sampled(output: Tensor, y: Tensor | None) -> Tensor:
-        return _sample_classes(output, generator)
+        return sample_classes(output, generator)
 
     if labels == "expected":
-        objective = _Objective(_no_targets, _weighted_log_probabilities, torch.square)
+        objective = Objective(no_targets, weighted_log_probabilities, torch.square)
     elif labels == "sampled":
-        objective = _Objective(sampled, _log_probability, torch.square)
+        objective = Objective(sampled, log_probability, torch.square)
     elif loss is None:
-        objective = _Objective(_given_targets, _log_probability, torch.square)
+        objective = Objective(given_targets, log_probability, torch.square)
     else:
-        objective = _Objective(_given_targets, _one_column(loss), torch.square)
+        objective = Objective(given_targets, one_column(loss), torch.square)
     return _mean_over(loader, model, objective, parameters, head, chunk)
 
 
@@ -118,14 +128,14 @@ def squared_output_norm(
     >>> squared_output_norm(model, [torch.tensor([[1.0], [-3.0]])])
     {'weight': tensor([[10.]])}
     """
-    objective = _Objective(_no_targets, _squared_norm, torch.abs)
+    objective = Objective(no_targets, squared_norm, torch.abs)
     return _mean_over(loader, model, objective, parameters, head, chunk)
 
 
 def _mean_over(
     loader: Iterable[Any],
     model: nn.Module,
-    objective: _Objective,
+    objective: Objective,
     parameters: Mapping[str, nn.Parameter] | None,
     head: Head | None,
     chunk: int,
@@ -141,66 +151,6 @@ def _mean_over(
         means = _ImportancePass(model, objective, wholes, head, chunk).mean_over(loader)
     with torch.inference_mode(False):
         return {name: sharded_like(mean, parameters[name]) for name, mean in means.items()}
-
-
-@dataclass(frozen=True)
-class _Objective:
-    """What is differentiated: Σ_j magnitude(∂ terms(output, targets)_ij / ∂θ) is sample i's importance."""
-
-    targets: Callable[[Tensor, Tensor | None], Tensor]
-    terms: Callable[[Tensor, Tensor], Tensor]  # (N, …), targets -> (N, J)
-    magnitude: Callable[[Tensor], Tensor]
-
-
-def _given_targets(output: Tensor, y: Tensor | None) -> Tensor:
-    if y is None:
-        raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled" or "expected".')
-    return y
-
-
-def _no_targets(output: Tensor, y: Tensor | None) -> Tensor:
-    return output.new_zeros(len(output))
-
-
-def _sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
-    probabilities = _log_softmax(output.detach()).exp()
-    device = probabilities.device if generator is None else generator.device
-    return torch.multinomial(probabilities.to(device), 1, generator=generator)[:, 0].to(output.device)
-
-
-def _log_softmax(output: Tensor) -> Tensor:
-    if output.ndim != 2:
-        shape = tuple(output.shape)
-        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
-    return F.log_softmax(_at_least_single(output), dim=1)
-
-
-def _log_probability(output: Tensor, y: Tensor) -> Tensor:
-    if y.shape != output.shape[:1]:
-        raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
-    return _log_softmax(output).gather(1, y.long()[:, None])
-
-
-def _weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
-    """√p_c log p_c with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
-    log_p = _log_softmax(output)
-    p = log_p.detach().exp()
-    return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
-
-
-def _one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
-    def terms(output: Tensor, y: Tensor) -> Tensor:
-        values = loss(output, y)
-        if values.shape != output.shape[:1]:
-            raise AlassoError('The loss must return one value per sample, shape (N,): use reduction="none".')
-        return values[:, None]
-
-    return terms
-
-
-def _squared_norm(output: Tensor, _: Tensor) -> Tensor:
-    flat = _at_least_single(output).reshape(len(output), -1)
-    return flat.masked_fill(flat == -torch.inf, 0).square().sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -224,7 +174,7 @@ class _ImportancePass:
     def __init__(
         self,
         model: nn.Module,
-        objective: _Objective,
+        objective: Objective,
         parameters: Mapping[str, nn.Parameter],
         head: Head | None,
         chunk: int,
@@ -235,7 +185,7 @@ class _ImportancePass:
         self.own_names = {parameter: name for name, parameter in model.named_parameters()}
         self.parameters = dict(parameters)
         with torch.inference_mode(False):  # lest the sums be tensors that only inference mode may change
-            self.sums = {p: torch.zeros_like(_at_least_single(p.detach())) for p in parameters.values()}
+            self.sums = {p: torch.zeros_like(at_least_single(p.detach())) for p in parameters.values()}
         self.homes = {
             parameter: (layer, slot)
             for layer in model.modules()
@@ -404,7 +354,7 @@ class _ImportancePass:
         return _add_up(map(self._magnitudes, rows))
 
     def _magnitudes(self, gradients: Iterable[Tensor]) -> list[Tensor]:
-        return [self.objective.magnitude(_at_least_single(gradient)) for gradient in gradients]
+        return [self.objective.magnitude(at_least_single(gradient)) for gradient in gradients]
 
 
 @contextmanager
@@ -495,7 +445,3 @@ def _parts(size: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
 
 def _add_up(rows: Iterable[list[Tensor]]) -> list[Tensor]:
     return reduce(lambda one, other: [a + b for a, b in zip(one, other, strict=True)], rows)
-
-
-def _at_least_single(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +19,6 @@ from torch.optim import Optimizer
 
 from alasso import kernels
 from alasso.methods.surrogate import add_to_path_
-from alasso.moves import (
-    adam_direction,
-    adam_moments,
-    bias_corrections,
-    log_or_minus_infinity,
-    sgd_direction,
-    sgd_velocity,
-)
 
 if TYPE_CHECKING:
     from alasso.attach import Exchange
@@ -103,6 +94,11 @@ def flat_gradient(parameter: nn.Parameter) -> Tensor:
     if flat is None:
         raise Misfit(NOT_ALIKE)
     return flat[0][1]
+
+
+def is_recorded(group: Group) -> bool:
+    """Whether the group's parameters are on a GPU that is recording a graph."""
+    return any(kernels.is_being_recorded(p.device) for p in group["params"][:1])
 
 
 class Engine:
@@ -257,226 +253,3 @@ class Engine:
         if sentence not in self._said:
             self._said.add(sentence)
             log.info("%s", sentence)
-
-
-# -- Adam ----------------------------------------------------------------------------------------------------
-
-Decay = Literal["none", "coupled", "decoupled"]
-
-
-class AdamSettings(NamedTuple):
-    """What a step of Adam depends on, each a tensor without dimensions."""
-
-    step: Tensor
-    lr: Tensor
-    log_beta1: Tensor
-    log_beta2: Tensor
-    weight_decay: Tensor
-    fresh1: Tensor  # 1 − β₁
-    fresh2: Tensor  # 1 − β₂
-    eps: Tensor
-
-
-class AdamScales(NamedTuple):
-    """What each weight's move depends on, worked out from the settings once a step."""
-
-    step_size: Tensor  # η / (1 − β₁ᵗ)
-    root_correction2: Tensor  # √(1 − β₂ᵗ)
-    shrink: Tensor  # 1 − ηλ, of decoupled weight decay
-    weight_decay: Tensor
-    fresh1: Tensor
-    fresh2: Tensor
-    eps: Tensor
-
-
-def adam_scales(s: AdamSettings) -> AdamScales:
-    correction1, correction2 = bias_corrections(s.step, s.log_beta1, s.log_beta2)
-    shrink = 1.0 - s.lr * s.weight_decay
-    return AdamScales(s.lr / correction1, correction2.sqrt(), shrink, s.weight_decay, s.fresh1, s.fresh2, s.eps)
-
-
-@dataclass(frozen=True)
-class AdamRule:
-    """Adam on one tensor; what is a field here is compiled in, all else comes as tensors."""
-
-    amsgrad: bool
-    maximize: bool
-    decay: Decay
-    on_device: bool  # the step counter is on the GPU, so what depends on it is worked out there, inside the pass
-
-    def move(
-        self, theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], s: AdamSettings | AdamScales
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        scales = adam_scales(s) if isinstance(s, AdamSettings) else s
-        if self.decay == "coupled":
-            g = g + scales.weight_decay * theta
-        elif self.decay == "decoupled":
-            theta = theta * scales.shrink
-        m, v = adam_moments(g, moments[0], moments[1], scales.fresh1, scales.fresh2)
-        largest = (torch.maximum(moments[2], v),) if self.amsgrad else ()
-        direction = adam_direction(m, largest[0] if largest else v, scales.root_correction2, scales.eps)
-        return theta - scales.step_size * direction, (m, v, *largest)
-
-
-class AdamEngine(Engine):
-    """Steps of ``torch.optim.Adam`` and of ``AdamW``."""
-
-    def step(self, exchange: Exchange | None) -> None:
-        self._scales: dict[Hashable, AdamScales] = {}  # of this step; most parameters have them in common
-        super().step(exchange)
-
-    def rule(self, parameter: nn.Parameter, group: Group) -> AdamRule:
-        if group["differentiable"]:
-            raise Misfit("differentiable=True")
-        if any(isinstance(beta, Tensor) for beta in group["betas"]):
-            raise Misfit("betas are tensors")
-        decay: Decay = "none"
-        if group["weight_decay"] != 0:
-            decay = "decoupled" if group.get("decoupled_weight_decay") else "coupled"
-        on_device = self.optimizer.state[parameter]["step"].is_cuda
-        return AdamRule(group["amsgrad"], group["maximize"], decay, on_device)
-
-    def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
-        if not self.optimizer.state[parameter]:
-            self.optimizer._init_group(group, [], [], [], [], [], [])  # type: ignore[attr-defined]
-        state = self.optimizer.state[parameter]
-        names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
-        if any(name not in state for name in names):
-            raise Misfit("the optimizer's state lacks a moment")
-        return [state[name] for name in names]
-
-    def count_step(self, work: list[Work]) -> None:
-        steps = [self._step_of(item) for item in work]
-        on_device = [step for step in steps if step.is_cuda]
-        if on_device:
-            torch._foreach_add_(on_device, 1)
-        for step in steps:
-            if not step.is_cuda:
-                step.add_(1)
-
-    def _step_of(self, item: Work) -> Tensor:
-        step: Tensor = self.optimizer.state[item.parameter]["step"]
-        return step
-
-    def time_of(self, parameter: nn.Parameter) -> Hashable:
-        return float(self.optimizer.state[parameter]["step"])
-
-    def scalars(self, work: Work) -> AdamSettings | AdamScales:
-        step = self._step_of(work)
-        device, dtype = work.parameter.device, work.parameter.dtype
-        if work.rule.on_device:
-            return adam_settings(work.group, step, device, dtype)
-        key = (id(work.group), float(step), device, dtype)
-        if key not in self._scales:
-            exact = adam_scales(adam_settings(work.group, step.double(), torch.device("cpu"), torch.float64))
-            # What does not change from step to step stays on the device.
-            kept = adam_settings(work.group, step, device, dtype)
-            scales: list[Tensor] = [getattr(kept, name, getattr(exact, name)) for name in exact._fields]
-            self._scales[key] = AdamScales(*(scale.to(device, dtype, non_blocking=True) for scale in scales))
-        return self._scales[key]
-
-
-def adam_settings(group: Group, step: Tensor, device: torch.device, dtype: torch.dtype) -> AdamSettings:
-    beta1, beta2 = group["betas"]
-    numbers = (
-        group["lr"],
-        log_or_minus_infinity(beta1),
-        log_or_minus_infinity(beta2),
-        group["weight_decay"],
-        1.0 - beta1,
-        1.0 - beta2,
-        group["eps"],
-    )
-    return AdamSettings(step, *(as_tensor(number, device, dtype) for number in numbers))
-
-
-# -- SGD -----------------------------------------------------------------------------------------------------
-
-
-class SGDScales(NamedTuple):
-    lr: Tensor
-    momentum: Tensor
-    fresh: Tensor  # 1 − dampening
-    weight_decay: Tensor
-
-
-@dataclass(frozen=True)
-class SGDRule:
-    """SGD on one tensor; what is a field here is compiled in, all else comes as tensors."""
-
-    momentum: bool
-    nesterov: bool
-    maximize: bool
-    decay: bool
-
-    def move(
-        self, theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], s: SGDScales
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if self.decay:
-            g = g + s.weight_decay * theta
-        if not self.momentum:
-            return theta - s.lr * g, ()
-        velocity = sgd_velocity(g, moments[0], s.momentum, s.fresh)
-        return theta - s.lr * sgd_direction(g, velocity, s.momentum, self.nesterov), (velocity,)
-
-
-class SGDEngine(Engine):
-    """Steps of ``torch.optim.SGD``."""
-
-    def rule(self, parameter: nn.Parameter, group: Group) -> SGDRule:
-        if group["differentiable"]:
-            raise Misfit("differentiable=True")
-        return SGDRule(group["momentum"] != 0, group["nesterov"], group["maximize"], bool(group["weight_decay"] != 0))
-
-    def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
-        if group["momentum"] == 0:
-            return []
-        state = self.optimizer.state[parameter]
-        if state.get("momentum_buffer") is None:
-            if group["dampening"] != 0:
-                raise Misfit("the first step with dampening is one of its own")
-            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return [state["momentum_buffer"]]
-
-    def scalars(self, work: Work) -> SGDScales:
-        group, p = work.group, work.parameter
-        numbers = (group["lr"], group["momentum"], 1.0 - group["dampening"], group["weight_decay"])
-        return SGDScales(*(as_tensor(number, p.device, p.dtype) for number in numbers))
-
-
-# -- small things --------------------------------------------------------------------------------------------
-
-_numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
-
-
-def is_recorded(group: Group) -> bool:
-    """Whether the group's parameters are on a GPU that is recording a graph."""
-    return any(kernels.is_being_recorded(p.device) for p in group["params"][:1])
-
-
-def as_tensor(number: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The number as a tensor without dimensions; a user's tensor stays the one that schedulers write to."""
-    if isinstance(number, Tensor):
-        return number.detach().reshape(()).to(device, dtype, non_blocking=True)
-    key = (float(number), device, dtype)
-    if key in _numbers:
-        return _numbers[key]
-    made = torch.full((), number, device=device, dtype=dtype)
-    if not kernels.is_being_recorded(device):
-        # A scheduler leaves a number at every step. Those on a GPU stay: a recorded step may know them by address.
-        if device.type == "cpu" and len(_numbers) > 1000:
-            for old in [known for known in _numbers if known[1].type == "cpu"]:
-                del _numbers[old]
-        _numbers[key] = made
-    return made
-
-
-def engine_for(optimizer: Optimizer) -> Engine | None:
-    """An engine for torch's own Adam, AdamW and SGD; None for all others, also for their subclasses."""
-    kind = type(optimizer)
-    if kind is torch.optim.SGD:
-        return SGDEngine(optimizer)
-    # Before torch 2.7, AdamW was no Adam with another option.
-    if kind is torch.optim.Adam or (kind is torch.optim.AdamW and issubclass(kind, torch.optim.Adam)):
-        return AdamEngine(optimizer)
-    return None

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from alasso.attach import Exchange, TakesRegularizer
+from alasso.engines import AdamEngine, SGDEngine
 from alasso.errors import AlassoError
-from alasso.onepass import AdamEngine, Engine, SGDEngine
+from alasso.onepass import Engine
 from alasso.shell import Regularizer
 
 Closure = Callable[[], Any]

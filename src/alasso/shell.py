@@ -17,10 +17,10 @@ from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
-from alasso.ranks import agreed, as_sharded, is_first_shard, sharded_like, sum_over_shards, total_of
+from alasso.objectives import Loss
+from alasso.ranks import agreed, as_sharded, total_of
+from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
 from alasso.sharding import local
-
-STATE_VERSION = 1
 
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
@@ -128,7 +128,7 @@ class Regularizer:
         *,
         labels: str = "true",
         head: Head | None = None,
-        loss: measures.Loss | None = None,
+        loss: Loss | None = None,
         scale: float = 1.0,
     ) -> None:
         """Protect weights that were trained before the regularizer came, such as those of a pretrained model.
@@ -394,20 +394,6 @@ def flaw_of(omega: Tensor) -> int:
     return 2 if bool(torch.isnan(omega).any()) else 1
 
 
-def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None) -> Tensor:
-    """A field of a parameter's state as it is saved: a part of the whole, or the sum of the shards' summaries."""
-    if tensor.shape == state.anchor.shape:
-        return as_sharded(tensor, parameter)
-    return sum_over_shards(tensor, parameter).clone()
-
-
-def from_saved(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """This rank's share of a saved field."""
-    if tensor.shape == parameter.shape:
-        return sharded_like(tensor, parameter)
-    return tensor.clone() if is_first_shard(parameter) else torch.zeros_like(tensor)
-
-
 def state_dtype(theta: Tensor) -> torch.dtype:
     """Half precision cannot hold sums of small changes: state is float32 at least."""
     return torch.float64 if theta.dtype == torch.float64 else torch.float32
@@ -417,31 +403,3 @@ def moved_like(state: Any, theta: Tensor) -> Any:
     """State on θ's device and in the precision that goes with θ; integer fields keep their type."""
     dtype = state_dtype(theta)
     return type(state)(*(t.to(theta.device, dtype if t.is_floating_point() else t.dtype) for t in state))
-
-
-def check_saved(
-    saved: Mapping[str, Any], method: str, surrogate: Surrogate[Any], protected: Mapping[str, nn.Parameter]
-) -> None:
-    """Refuse a state of another method, version, model or shape, saying which."""
-    missing = {"version", "method", "settings", "tasks", "steps", "parameters"} - set(saved)
-    if missing:
-        raise AlassoError(f"this is no saved regularizer: it lacks {', '.join(sorted(missing))}")
-    if saved["version"] != STATE_VERSION:
-        raise AlassoError(f"the state has version {saved['version']}, this library reads version {STATE_VERSION}")
-    if saved["method"] != method:
-        raise AlassoError(f"the state was saved by {saved['method']}, it cannot be loaded into {method}")
-    if set(saved["settings"]) != set(asdict(surrogate)):  # type: ignore[call-overload]
-        raise AlassoError(f"the state's settings are {sorted(saved['settings'])}, which are not those of {method}")
-    unknown = sorted(set(saved["parameters"]) - set(protected))
-    lacking = sorted(set(protected) - set(saved["parameters"]))
-    if unknown or lacking:
-        parts = [f"the state has {unknown[0]}, which the model has not"] if unknown else []
-        parts += [f"the model has {lacking[0]}, which the state has not"] if lacking else []
-        raise AlassoError("; ".join(parts) + " (another model, or another exclude?)")
-    for name, parameter in protected.items():
-        tensors = saved["parameters"][name]
-        if set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
-            raise AlassoError(f"the state of {name} holds {sorted(tensors)}, which is not what {method} keeps")
-        shape = tuple(tensors["anchor"].shape)
-        if shape != tuple(parameter.shape):
-            raise AlassoError(f"{name} has shape {tuple(parameter.shape)}, but the saved state is for {shape}")

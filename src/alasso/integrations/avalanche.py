@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
+from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
 
 try:
@@ -20,7 +20,7 @@ except ImportError as error:
     ) from error
 
 
-class AlassoPlugin(SupervisedPlugin):
+class AlassoPlugin(HasRegularizer, SupervisedPlugin):
     """Keeps what the model knew while it is trained on the next experience; an experience is a task.
 
     ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the strategy's model
@@ -42,10 +42,6 @@ class AlassoPlugin(SupervisedPlugin):
     ) -> None:
         super().__init__()
         self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
-
-    @property
-    def regularizer(self) -> Regularizer:
-        return self._keeper.regularizer
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """The strategy has adapted its model and optimizer to the experience by now."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from alasso.errors import AlassoError
 from alasso.integrations import files
-from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
+from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
 
 try:
@@ -29,7 +29,7 @@ except ImportError as error:
 IGNORED = -100  # label of a position that has no part in the loss
 
 
-class AlassoCallback(TrainerCallback):
+class AlassoCallback(HasRegularizer, TrainerCallback):
     """Keeps what the model knew while it is trained on the next domain.
 
     ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the trainer's model
@@ -57,10 +57,6 @@ class AlassoCallback(TrainerCallback):
         self.metric = metric
         self.resume_from = resume_from
         self.best: dict[str, float] = {}  # of each evaluation's metric, over all tasks so far
-
-    @property
-    def regularizer(self) -> Regularizer:
-        return self._keeper.regularizer
 
     # -- events ----------------------------------------------------------------------------------------------
 

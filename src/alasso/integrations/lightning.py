@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alasso.integrations.tasks import EndOfTask, Make, TaskKeeper
+from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
 
 try:
@@ -18,7 +18,7 @@ except ImportError as error:
     raise ImportError("alasso.integrations.lightning needs lightning: pip install 'alasso[lightning]'") from error
 
 
-class AlassoCallback(Callback):
+class AlassoCallback(HasRegularizer, Callback):
     """Keeps what the model knew while it is fitted to the next task.
 
     ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the LightningModule in `fit`
@@ -42,10 +42,6 @@ class AlassoCallback(Callback):
         self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
         self.log_penalty = log_penalty
         self._ended = True
-
-    @property
-    def regularizer(self) -> Regularizer:
-        return self._keeper.regularizer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":

@@ -16,6 +16,17 @@ EndOfTask = Literal["fit", "manual"]
 Make = Callable[[nn.Module], Regularizer]
 
 
+class HasRegularizer:
+    """What every trainer's adapter offers beside its events."""
+
+    _keeper: TaskKeeper
+
+    @property
+    def regularizer(self) -> Regularizer:
+        """The one given, or the one made when training began."""
+        return self._keeper.regularizer
+
+
 class TaskKeeper:
     """A regularizer, or what makes one from the trainer's model, through the life of one task after another."""
 

@@ -21,7 +21,7 @@ MAX_MEMBERS = 200_000
 _CHUNK = 1 << 20
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile),
-    *(EOFError, zlib.error, NotImplementedError),
+    *(EOFError, zlib.error, NotImplementedError),  # the last: zipfile's word for a compression it does not know
 )
 
 

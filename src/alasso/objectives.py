@@ -1,0 +1,78 @@
+"""What an importance pass differentiates: log-likelihoods for the Fisher, the outputs' norm for MAS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from alasso.errors import AlassoError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is differentiated: Σ_j magnitude(∂ terms(output, targets)_ij / ∂θ) is sample i's importance."""
+
+    targets: Callable[[Tensor, Tensor | None], Tensor]
+    terms: Callable[[Tensor, Tensor], Tensor]  # (N, …), targets -> (N, J)
+    magnitude: Callable[[Tensor], Tensor]
+
+
+def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    if y is None:
+        raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled" or "expected".')
+    return y
+
+
+def no_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    return output.new_zeros(len(output))
+
+
+def sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
+    probabilities = log_softmax(output.detach()).exp()
+    device = probabilities.device if generator is None else generator.device
+    return torch.multinomial(probabilities.to(device), 1, generator=generator)[:, 0].to(output.device)
+
+
+def log_softmax(output: Tensor) -> Tensor:
+    if output.ndim != 2:
+        shape = tuple(output.shape)
+        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+    return F.log_softmax(at_least_single(output), dim=1)
+
+
+def log_probability(output: Tensor, y: Tensor) -> Tensor:
+    if y.shape != output.shape[:1]:
+        raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
+    return log_softmax(output).gather(1, y.long()[:, None])
+
+
+def weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
+    """√p_c log p_c with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
+    log_p = log_softmax(output)
+    p = log_p.detach().exp()
+    return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
+
+
+def one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    def terms(output: Tensor, y: Tensor) -> Tensor:
+        values = loss(output, y)
+        if values.shape != output.shape[:1]:
+            raise AlassoError('The loss must return one value per sample, shape (N,): use reduction="none".')
+        return values[:, None]
+
+    return terms
+
+
+def squared_norm(output: Tensor, _: Tensor) -> Tensor:
+    flat = at_least_single(output).reshape(len(output), -1)
+    return flat.masked_fill(flat == -torch.inf, 0).square().sum(1, keepdim=True)
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

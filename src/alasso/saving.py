@@ -1,0 +1,58 @@
+"""A regularizer's state as it is saved: what goes in, what is taken back, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alasso.errors import AlassoError
+from alasso.methods.surrogate import Surrogate
+from alasso.ranks import as_sharded, is_first_shard, sharded_like, sum_over_shards
+
+STATE_VERSION = 1
+
+
+def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None) -> Tensor:
+    """A field of a parameter's state as it is saved: a part of the whole, or the sum of the shards' summaries."""
+    if tensor.shape == state.anchor.shape:
+        return as_sharded(tensor, parameter)
+    return sum_over_shards(tensor, parameter).clone()
+
+
+def from_saved(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+    """This rank's share of a saved field."""
+    if tensor.shape == parameter.shape:
+        return sharded_like(tensor, parameter)
+    return tensor.clone() if is_first_shard(parameter) else torch.zeros_like(tensor)
+
+
+def check_saved(
+    saved: Mapping[str, Any], method: str, surrogate: Surrogate[Any], protected: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse a state of another method, version, model or shape, saying which."""
+    missing = {"version", "method", "settings", "tasks", "steps", "parameters"} - set(saved)
+    if missing:
+        raise AlassoError(f"this is no saved regularizer: it lacks {', '.join(sorted(missing))}")
+    if saved["version"] != STATE_VERSION:
+        raise AlassoError(f"the state has version {saved['version']}, this library reads version {STATE_VERSION}")
+    if saved["method"] != method:
+        raise AlassoError(f"the state was saved by {saved['method']}, it cannot be loaded into {method}")
+    if set(saved["settings"]) != set(asdict(surrogate)):  # type: ignore[call-overload]
+        raise AlassoError(f"the state's settings are {sorted(saved['settings'])}, which are not those of {method}")
+    unknown = sorted(set(saved["parameters"]) - set(protected))
+    lacking = sorted(set(protected) - set(saved["parameters"]))
+    if unknown or lacking:
+        parts = [f"the state has {unknown[0]}, which the model has not"] if unknown else []
+        parts += [f"the model has {lacking[0]}, which the state has not"] if lacking else []
+        raise AlassoError("; ".join(parts) + " (another model, or another exclude?)")
+    for name, parameter in protected.items():
+        tensors = saved["parameters"][name]
+        if set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
+            raise AlassoError(f"the state of {name} holds {sorted(tensors)}, which is not what {method} keeps")
+        shape = tuple(tensors["anchor"].shape)
+        if shape != tuple(parameter.shape):
+            raise AlassoError(f"{name} has shape {tuple(parameter.shape)}, but the saved state is for {shape}")
