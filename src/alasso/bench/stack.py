@@ -72,6 +72,8 @@ class Stack:
     def adopt(self) -> None:
         """Take over what the learners have now, and make it views: after they were made, loaded, or ended a task."""
         for lane, learner in enumerate(self.learners):
+            if isinstance(learner, Regularized) and learner.regularizer.tasks == learner.regularizer.steps == 0:
+                learner.regularizer.reanchor()  # as the hooks do before the first step
             for name, parameter in learner.model.named_parameters():
                 row = Slot(*(tensor[lane] for tensor in self.slots[name]))
                 parameter.data = taken(row.theta, parameter.data)
@@ -93,8 +95,6 @@ class Stack:
 
     def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: Slot) -> None:
         regularizer = learner.regularizer
-        if regularizer.tasks == 0 and regularizer.steps == 0:
-            regularizer.reanchor()  # as the hooks do before the first step
         state = regularizer.state_of(name, parameter)
         for slot, stiffness in zip((row.k_minus, row.k_plus), regularizer.surrogate.stiffness(state), strict=True):
             # What has no past has no penalty, whatever a method's settings say.
