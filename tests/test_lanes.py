@@ -213,6 +213,25 @@ def test_padding_holds_every_example_once_and_shares_add_up():
     assert batch.share[1, 1].sum() == 0
 
 
+def test_a_narrow_layer_as_a_sum_is_the_layer():
+    layer = nn.Linear(7, 5).double()
+    x = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    found = []
+    for kind in (nn.Linear, stack.NarrowLinear):
+        stack.NarrowLinear.instead_of(type(layer), kind, nn.Sequential(layer))
+        assert type(layer) is kind
+        out = layer(x)
+        found.append([out, *torch.autograd.grad(out.pow(3).sum(), [x, layer.weight, layer.bias])])
+    for product, weighted_sum in zip(*found, strict=True):
+        torch.testing.assert_close(weighted_sum, product, rtol=1e-12, atol=1e-12)
+
+
+def test_a_wide_layer_stays_a_product():
+    network = nn.Sequential(nn.Linear(3, stack.NARROW + 1))
+    stack.NarrowLinear.instead_of(nn.Linear, stack.NarrowLinear, network)
+    assert type(network[0]) is nn.Linear
+
+
 @on_gpu
 def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu():
     configs = [small(m, precision="float32", epochs=5) for m in METHODS if m != "alasso-memory"]

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -327,18 +328,34 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
 def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic.os, "fsync", lambda descriptor: None)
     config = small()
-    real, calls = atomic.write_whole, []
+    real, begun = atomic.whole_file, []
 
-    def later_full(path, content):
-        calls.append(path)
-        if len(calls) > 1:
-            raise AlassoError("cannot write to x: the disk is full; free some space")
-        real(path, content)
+    class FullAfterSome:
+        """Takes the first pieces of a file, and then no more."""
 
-    monkeypatch.setattr(checkpoint, "write_whole", later_full)
-    with pytest.raises(AlassoError, match="disk is full"):
+        def __init__(self, stream):
+            self.stream, self.pieces = stream, 0
+
+        def write(self, content):
+            self.pieces += 1
+            if self.pieces > 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.stream.write(content)
+
+        def __getattr__(self, name):
+            return getattr(self.stream, name)
+
+    @contextmanager
+    def later_full(path):
+        begun.append(path)
+        with real(path) as stream:
+            yield stream if len(begun) == 1 else FullAfterSome(stream)
+
+    monkeypatch.setattr(checkpoint, "whole_file", later_full)
+    with pytest.raises(AlassoError, match="the disk is full; free some space"):
         finished(config, out=tmp_path)
-    monkeypatch.setattr(checkpoint, "write_whole", real)
+    assert len(begun) == 2
+    monkeypatch.setattr(checkpoint, "whole_file", real)
     assert finished(config, out=tmp_path, resume=True).accuracy == finished(config).accuracy
 
 

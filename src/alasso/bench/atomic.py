@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from alasso.errors import AlassoError
 
@@ -26,16 +27,23 @@ def disk_errors_as_advice(folder: Path) -> Iterator[None]:
         raise AlassoError(f"cannot write to {folder}: {advice}") from error
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write beside ``path``, then put it in place at once. What was there stays until then."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with disk_errors_as_advice(path.parent):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as stream:
-                stream.write(content)
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """The file with this content, whole or as it was before."""
+    with whole_file(path) as stream:
+        stream.write(content)

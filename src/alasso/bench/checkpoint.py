@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from alasso.bench.atomic import write_whole
+from alasso.bench.atomic import whole_file
 from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
 
@@ -66,18 +65,41 @@ class Writer:
             self._pending.pop(0).result()
 
 
+class Sink:
+    """A stream for torch's writer, which cannot stand an exception: a disk's refusal is kept for later.
+
+    Written piece by piece: while the system takes a piece, Python is free for the training.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+        self.refusal: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        if self.refusal is None:
+            try:
+                self.stream.write(content)
+            except OSError as error:
+                self.refusal = error
+        return len(content)
+
+    def flush(self) -> None:
+        """The file is flushed as a whole."""
+
+
 def _write(path: Path, content: dict[str, Any]) -> None:
-    # Into memory first: a full disk then shows as an OSError and not from within torch's writer.
-    buffer = io.BytesIO()
     # Checksums take eight times as long as the rest, beside a training that wants the processor; that the file is
     # whole is seen to by writing it whole.
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(content, buffer)
+        with whole_file(path) as stream:
+            sink = Sink(stream)
+            torch.save(content, sink)  # type: ignore[arg-type]
+            if sink.refusal:
+                raise sink.refusal
     finally:
         torch.serialization.set_crc32_options(before)
-    write_whole(path, buffer.getbuffer())
 
 
 def copied_to_host(state: Any) -> Any:

@@ -110,6 +110,11 @@ def that_fit(learner: Learner) -> int:
 # -- steps in the training loop ---------------------------------------------------------------------------------
 
 
+def add_and_advance_(loss_sum: Tensor, losses: Tensor, cursor: Tensor) -> None:
+    loss_sum += losses
+    cursor += 1
+
+
 class StackedSteps:
     """The steps of all lanes, made together; on a GPU replayed from a CUDA graph."""
 
@@ -184,8 +189,7 @@ class StackedSteps:
         self.stack.step(LaneBatch(*self.ready, self.columns), self._note_losses_and_fetch_the_next)
 
     def _note_losses_and_fetch_the_next(self, losses: Tensor) -> None:
-        self.loss_sum += losses
-        self.cursor += 1
+        self.stack.kernel(add_and_advance_)(self.loss_sum, losses, self.cursor)
         self.fetch()
 
     def _step_before_recording(self) -> None:

@@ -23,9 +23,27 @@ from alasso.moves import adam_direction, adam_moments, bias_corrections
 BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
 SMALL = 1 << 16  # weights of a tensor below which its update is not worth waiting for
 
+NARROW = 16  # outputs up to which a dense layer is made a sum
 NUMBERS = itertools.count()  # of stacks made so far
 
 log = logging.getLogger("alasso")
+
+
+class NarrowLinear(nn.Linear):
+    """A dense layer with few outputs as a weighted sum, which the compiler makes part of what stands beside it; as a
+    product, it would keep a GPU busy with a handful of tiles, there and back.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = (x.unsqueeze(-2) * self.weight).sum(-1)
+        return sums if self.bias is None else sums + self.bias
+
+    @staticmethod
+    def instead_of(kind: type[nn.Linear], by: type[nn.Linear], network: nn.Module) -> None:
+        """Layers of one kind and few outputs become the other kind, in place."""
+        for layer in network.modules():
+            if type(layer) is kind and layer.out_features <= NARROW:
+                layer.__class__ = by
 
 
 class LaneBatch(NamedTuple):
@@ -76,7 +94,7 @@ class Stack:
         self.laid_out = False
         on_gpu = self.device.type == "cuda"
         # What is done aside is short and goes first, not last.
-        self.beside = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
+        self.beside = [torch.cuda.Stream(self.device, priority=-1) for _ in range(2)] if on_gpu else []
         self.steps = torch.zeros(len(learners), 1, device=self.device)
         rates = [[learner.config.learning_rate] for learner in learners]
         dtype = next(learners[0].model.parameters()).dtype
@@ -87,6 +105,7 @@ class Stack:
             name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
         }
+        self.at_work: list[torch.cuda.Stream] = []
         self.kept: list[Tensor] = []
         self.number = next(NUMBERS)
         self.compiles = on_gpu and not kernels.no_compiler("cuda")
@@ -95,6 +114,7 @@ class Stack:
         if self.compiles:
             # What the compiler decided about a softmax over ten classes is not for the user to act on.
             warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+            NarrowLinear.instead_of(nn.Linear, NarrowLinear, self.network)
             own = self.own(lambda *of: self.plain_gradients(*of))
             self.compiled_gradients = torch.compile(own, dynamic=False, fullgraph=True)
 
@@ -150,8 +170,9 @@ class Stack:
         if not self.laid_out:
             self.lay_out_like(gradients)
         small = {name: g for name, g in gradients.items() if g.numel() < SMALL * len(self.learners)}
-        with self.aside(losses, *small.values()):
+        with self.aside(losses):
             meanwhile(losses)
+        with self.aside(*small.values(), on=1):
             for name, gradient in small.items():
                 self.move(name, pace, gradient, self.kernel(spring_and_adam_))
         for name, gradient in gradients.items():
@@ -171,6 +192,7 @@ class Stack:
                         raise
                     log.info("forward and backward pass are not compiled: %s", kernels.first_line(reason))
                     self.compiled_gradients = None
+                    NarrowLinear.instead_of(NarrowLinear, nn.Linear, self.network)
             return self.plain_gradients(leaves, *batch)
 
     def plain_gradients(
@@ -209,20 +231,22 @@ class Stack:
         kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *pace, self.epsilon)
 
     @contextmanager
-    def aside(self, *needed: Tensor) -> Iterator[None]:
+    def aside(self, *needed: Tensor, on: int = 0) -> Iterator[None]:
         """On a stream of its own, on a GPU; what is ``needed`` there is kept until :meth:`join`."""
-        if self.beside is None:
+        if not self.beside:
             yield
             return
         self.kept += needed
-        self.beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.beside):
+        self.at_work.append(self.beside[on])
+        self.beside[on].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.beside[on]):
             yield
 
     def join(self) -> None:
-        if self.beside is not None:
-            torch.cuda.current_stream().wait_stream(self.beside)
-            self.kept.clear()
+        for stream in self.at_work:
+            torch.cuda.current_stream().wait_stream(stream)
+        self.at_work.clear()
+        self.kept.clear()
 
     def kernel(self, function: Callable[..., Any], shape: tuple[int, ...] = ()) -> Callable[..., Any]:
         """The function compiled, for a GPU, where each kernel saved is a launch saved; elsewhere as it is.
