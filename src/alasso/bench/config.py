@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class RunConfig:
     def field_names() -> tuple[str, ...]:
         return tuple(FIELDS)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Ten hex digits that differ when anything but the seed differs."""
         content = {name: value for name, value in self.to_json().items() if name != "seed"}

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
+from alasso.bench.config import FIELDS, NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
@@ -256,7 +256,7 @@ NOT_THE_STREAM = ("method", "settings", "reset_optimizer", "memory", "memory_sha
 
 def same_stream(one: RunConfig, other: RunConfig) -> bool:
     """Whether two runs learned the same tasks with the same network and effort."""
-    return all(v == other.to_json()[k] for k, v in one.to_json().items() if k not in NOT_THE_STREAM)
+    return all(getattr(one, name) == getattr(other, name) for name in FIELDS if name not in NOT_THE_STREAM)
 
 
 def spread(values: Sequence[float | None], digits: int = 3) -> str:

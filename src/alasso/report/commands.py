@@ -94,8 +94,9 @@ def probe(
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
     from alasso.report.load import read_checked
-    from alasso.report.probe import Plan, probe_first_task
+    from alasso.report.probe import probe_first_task
     from alasso.report.probe_figures import write_probe
+    from alasso.report.probe_findings import Plan
 
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
     measured = probe_first_task(read_checked(result).config, plan, data_dir=data_dir, device=device, say=say)
