@@ -159,7 +159,15 @@ def matrix_chart(section: Section, group: Group) -> Any:
     mapper = models.LinearColorMapper(list(Cividis256), low=0, high=1)
     source = {"x": on + 1, "y": after + 1, "value": matrix[after, on]}
     cells = plot.rect(
-        "x", "y", 1, 1, source=source, fill_color={"field": "value", "transform": mapper}, line_color=None, name="cells"
+        "x",
+        "y",
+        1,
+        1,
+        source=source,
+        fill_color={"field": "value", "transform": mapper},
+        line_color=None,
+        dilate=True,
+        name="cells",
     )
     plot.add_layout(
         models.ColorBar(color_mapper=mapper, width=10, border_line_color=None, background_fill_alpha=0), "right"
