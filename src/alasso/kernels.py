@@ -63,13 +63,17 @@ def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, 
 # -- compiling -----------------------------------------------------------------------------------------------
 
 
+def renamed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function as a piece of code of its own: of each, torch keeps at most eight compiled variants."""
+    code = function.__code__.replace(co_name=name)
+    return types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+
+
 class Compiled:
     """A function that is compiled at its first call, and runs as it is where that fails."""
 
     def __init__(self, function: Callable[..., None], name: str) -> None:
-        # torch keeps at most eight variants of one piece of code; one for each name is never too many.
-        code = function.__code__.replace(co_name=name)
-        self.plain = types.FunctionType(code, function.__globals__, name, closure=function.__closure__)
+        self.plain = renamed(function, name)
         self.name = name
         self._run: Callable[..., None] | None = None
 

@@ -45,6 +45,7 @@ class RunConfig:
     memory: int = 0  # examples of each past task that are rehearsed beside new ones
     memory_share: float = 0.5  # what part of a batch is rehearsed
     precision: str = "tf32"  # of matrix products on a GPU: tf32, float32 or bf16
+    adam_eps: float = 1e-8  # Adam's ε; Keras, with which the authors ran theirs, has 1e-7
     validation: bool = False  # measured on examples held out of training; the test examples are not touched
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,6 +98,8 @@ class RunConfig:
             raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
         if not 0 < values["learning_rate"] < float("inf"):
             raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
+        if not 0 <= values["adam_eps"] < float("inf"):
+            raise AlassoError(f"adam_eps must be zero or more, not {values['adam_eps']}")
         if values["optimizer"] not in OPTIMIZERS:
             raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
         if values["precision"] not in PRECISIONS:
@@ -126,7 +129,9 @@ class RunConfig:
         return f"{self.benchmark}_{self.method}_{self.hash}_s{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """All fields; those that came later only where they are not what every run had before, whose names stay."""
+        later = {"adam_eps": 1e-8}
+        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in later.items()}
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> RunConfig:

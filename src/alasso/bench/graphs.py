@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,14 @@ class DirectSteps:
         """Before the steps of task t."""
         self.t = t
 
-    def begin_epoch(self, plans: Sequence[Sequence[StepPlan]]) -> None:
-        """Before the steps of an epoch, which are planned; a list of plans for each learner."""
-        (self.plans,) = plans
+    def planned(self, plans: Sequence[Sequence[StepPlan]]) -> Any:
+        """An epoch's plans, a list for each learner, as :meth:`begin_epoch` takes them."""
+        (own,) = plans
+        return own
+
+    def begin_epoch(self, planned: Any) -> None:
+        """Before the steps of an epoch."""
+        self.plans: Sequence[StepPlan] = planned
 
     def step(self, i: int) -> None:
         """Step i of the epoch."""

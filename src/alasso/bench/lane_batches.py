@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from alasso.bench.stack import compiled
 from alasso.bench.streams import Examples, Stream
+
+Kernel = Callable[[Callable[..., Any]], Callable[..., Any]]  # compiles a function, where that pays
 
 
 class Batch(NamedTuple):
@@ -23,14 +24,26 @@ class Batch(NamedTuple):
     task: Tensor  # (lanes, batch)
     share: Tensor  # (lanes, batch); a lane's shares add up to 1, or to 0 if it makes no step
 
-    def at(self, i: int) -> Batch:
-        """Of an epoch's steps, the i-th."""
-        return Batch(*(part[i] for part in self))
+    def has_step(self) -> Tensor:
+        """Which lanes have a step left: (lanes), or (steps, lanes) of an epoch."""
+        return self.share.sum(-1) > 0
 
-    def to(self, device: torch.device) -> Batch:
-        """From pinned memory, so that the host need not wait until the device is done with the epoch before."""
-        on_gpu = device.type == "cuda"
-        return Batch(*((part.pin_memory() if on_gpu else part).to(device, non_blocking=on_gpu) for part in self))
+    def pinned(self) -> Batch:
+        """In pinned memory, so that the host need not wait while the device takes it over."""
+        return Batch(*(part.pin_memory() for part in self))
+
+
+class Ready(NamedTuple):
+    """One step of all lanes, gathered: inputs (lanes, batch, …), labels from the head's first column on, shares."""
+
+    x: Tensor
+    y: Tensor
+    share: Tensor
+
+
+def at(cursor: Tensor, of_epoch: Tensor) -> Tensor:
+    """Of an epoch's steps, the one the cursor stands at; behind the last one, that one again."""
+    return of_epoch.index_select(0, cursor.clamp(max=len(of_epoch) - 1)).squeeze(0)
 
 
 def padded(lanes: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype) -> Batch:
@@ -78,18 +91,38 @@ class SharedImages:
     def begin(self, t: int) -> None:
         pass
 
-    def gather(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        rows = batch.example if self.examples.rows is None else self.examples.rows[batch.example]
-        gather = compiled(permuted_examples) if rows.is_cuda else permuted_examples
-        x, y = gather(self.examples.images, self.examples.labels, self.pixels, rows, batch.task)
-        return x / self.examples.scale, y
+    def room_for(self, epoch: Batch, device: torch.device) -> Ready:
+        """Where the steps of such an epoch will lie, one after another."""
+        lanes, width = epoch.example.shape[1:]
+        x = torch.empty(lanes, width, self.pixels.shape[2], device=device)
+        return Ready(x, *(torch.empty_like(part[0], device=device) for part in (epoch.example, epoch.share)))
+
+    def fetch(self, ready: Ready, cursor: Tensor, epoch: Batch, kernel: Kernel) -> None:
+        of_images = (self.examples.images, self.examples.labels, self.examples.rows, self.pixels, self.examples.scale)
+        kernel(fetch_permuted_)(*ready, cursor, *epoch, *of_images)
 
 
-def permuted_examples(
-    images: Tensor, labels: Tensor, pixels: Tensor, rows: Tensor, task: Tensor
-) -> tuple[Tensor, Tensor]:
-    lane = torch.arange(len(rows), device=rows.device)[:, None]
-    return images[rows[:, :, None], pixels[lane, task]].float(), labels[rows]
+def fetch_permuted_(
+    x: Tensor,
+    y: Tensor,
+    share: Tensor,
+    cursor: Tensor,
+    examples: Tensor,
+    tasks: Tensor,
+    shares: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    rows: Tensor | None,
+    pixels: Tensor,
+    scale: float,
+) -> None:
+    """The step at the cursor: x, y and share are written, from images whose pixels come in the task's order."""
+    example, task = at(cursor, examples), at(cursor, tasks)
+    row = example if rows is None else rows[example]
+    lane = torch.arange(len(row), device=row.device)[:, None]
+    x.copy_(images[row[:, :, None], pixels[lane, task]].float() / scale)
+    y.copy_(labels[row])
+    share.copy_(at(cursor, shares))
 
 
 @dataclass
@@ -102,12 +135,20 @@ class OwnExamples:
     def begin(self, t: int) -> None:
         self.recorded_for = t
 
-    def gather(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        pairs = [
-            s.tasks[self.recorded_for].train.batch(index) for s, index in zip(self.streams, batch.example, strict=True)
-        ]
-        heads = [stream.tasks[self.recorded_for].head.start for stream in self.streams]
-        labels = [y - start for (_, y), start in zip(pairs, heads, strict=True)]
+    def room_for(self, epoch: Batch, device: torch.device) -> Ready:
+        """Where the steps of such an epoch will lie, one after another."""
+        x, y = self.gathered(epoch.example[0].to(device))
+        return Ready(torch.empty_like(x), torch.empty_like(y), torch.empty_like(epoch.share[0], device=device))
+
+    def fetch(self, ready: Ready, cursor: Tensor, epoch: Batch, kernel: Kernel) -> None:
+        x, y = self.gathered(at(cursor, epoch.example))
+        for here, part in zip(ready, (x, y, at(cursor, epoch.share)), strict=True):
+            here.copy_(part)
+
+    def gathered(self, example: Tensor) -> tuple[Tensor, Tensor]:
+        tasks = [stream.tasks[self.recorded_for] for stream in self.streams]
+        pairs = [task.train.batch(index) for task, index in zip(tasks, example, strict=True)]
+        labels = [y - task.head.start for task, (_, y) in zip(tasks, pairs, strict=True)]
         return torch.stack([x for x, _ in pairs]), torch.stack(labels)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.learners import Learner, StepPlan
-from alasso.bench.stack import Stack
+from alasso.bench.stack import LaneBatch, Stack
 
 WARM_UP = 3  # real steps, made one by one, before one is recorded
 #: Methods whose step is: gather, cross-entropy, backward, spring, Adam.
@@ -39,7 +39,7 @@ STACKABLE = (
     "multi-task",
 )
 #: Fields of a config that lanes of one stack may differ in.
-FREE_FIELDS = ("seed", "method", "settings", "learning_rate", "reset_optimizer", "permute_first")
+FREE_FIELDS = ("seed", "method", "settings", "learning_rate", "adam_eps", "reset_optimizer", "permute_first")
 BYTES_A_WEIGHT = 64  # 8 float32 tensors in the step, Ω, side, and what comes and goes when a lane consolidates
 MOST_LANES = 16  # more gain nothing on the GPUs it was measured on
 
@@ -120,6 +120,8 @@ class StackedSteps:
         self.loss_sum = torch.zeros(len(learners), dtype=torch.float64, device=self.device)
         streams = [learner.stream for learner in learners]
         self.source = SharedImages.of(streams) or OwnExamples(streams)
+        self.cursor = torch.zeros(1, dtype=torch.long, device=self.device)  # the epoch's step that comes next
+        self.columns = torch.empty(0, device=self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.recorded_for: object = None
         self.made = 0
@@ -129,57 +131,73 @@ class StackedSteps:
         self.t = t
         self.stack.adopt()
         self.source.begin(t)
+        heads = [learner.stream.tasks[t].head for learner in self.learners]
+        columns = torch.tensor([range(head.start, head.stop) for head in heads])
+        if columns.shape != self.columns.shape:
+            self.columns, self.recorded_for = torch.empty_like(columns, device=self.device), None
+        self.columns.copy_(columns)
 
-    def begin_epoch(self, plans: Sequence[Sequence[StepPlan]]) -> None:
-        """The epoch's plans of all lanes, brought to the device in one go."""
+    def planned(self, plans: Sequence[Sequence[StepPlan]]) -> Batch:
+        """The plans of all lanes as one, still on the host: made while the device is busy with the epoch before."""
         lanes = zip(self.learners, plans, strict=True)
         epoch = padded([learner.pairs(self.t, steps) for learner, steps in lanes], self.stack.rate.dtype)
-        self.changed = [[True, *differs(part[1:], part[:-1])] for part in epoch]
-        self.epoch = epoch.to(self.device)
-        self.steps_of_lane = [len(steps) for steps in plans]
-        self.in_buffers = -1
-        purpose = (self.source.recorded_for, epoch.example.shape[1:])
+        return epoch.pinned() if self.device.type == "cuda" else epoch
+
+    def begin_epoch(self, planned: Batch) -> None:
+        """Bring an epoch's plans to the device in one go, to where the recorded step looks for them."""
+        self.steps_of_lane = planned.has_step().sum(0).tolist()
+        purpose = (self.source.recorded_for, planned.example.shape)
         if purpose != self.recorded_for:
+            self.epoch = Batch(*(torch.empty_like(part, device=self.device) for part in planned))
+            self.ready = self.source.room_for(planned, self.device)
             self.graph, self.recorded_for, self.made = None, purpose, 0
+        for here, part in zip(self.epoch, planned, strict=True):
+            here.copy_(part, non_blocking=True)
+        self.go_to(0)
+
+    def go_to(self, i: int) -> None:
+        self.cursor.fill_(i)
+        self.next_step = i
+        self.fetch()
+
+    def fetch(self) -> None:
+        """Gather the step that the cursor stands at; it lies ready in the same place each time."""
+        self.source.fetch(self.ready, self.cursor, self.epoch, self.stack.kernel)
 
     def step(self, i: int) -> None:
         """Step i of the epoch, of every lane that has one."""
         for learner, count in zip(self.learners, self.steps_of_lane, strict=True):
             if i < count:
                 learner.noted_steps(1)
+        if i != self.next_step:
+            self.go_to(i)
+        self.next_step = i + 1
         if self.graph is not None:
-            for buffer, part, changed in zip(self.buffers, self.epoch, self.changed, strict=True):
-                if changed[i] or self.in_buffers != i - 1:
-                    buffer.copy_(part[i])
-            self.in_buffers = i
             self.graph.replay()
         elif self.device.type == "cuda":
-            self._step_before_recording(self.epoch.at(i))
+            self._step_before_recording()
         else:
-            self._step(self.epoch.at(i))
+            self._step()
 
-    def _step(self, batch: Batch) -> None:
-        x, y = self.source.gather(batch)
-        heads = [learner.stream.tasks[self.t].head for learner in self.learners]
-        self.loss_sum += self.stack.step(x, y, batch.share, heads)
+    def _step(self) -> None:
+        """The step that lies ready. Nothing of it is decided on the host."""
+        self.stack.step(LaneBatch(*self.ready, self.columns), self._note_losses_and_fetch_the_next)
 
-    def _step_before_recording(self, batch: Batch) -> None:
+    def _note_losses_and_fetch_the_next(self, losses: Tensor) -> None:
+        self.loss_sum += losses
+        self.cursor += 1
+        self.fetch()
+
+    def _step_before_recording(self) -> None:
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._step(batch)
+            self._step()
         torch.cuda.current_stream().wait_stream(stream)
         self.made += 1
         if self.made >= WARM_UP:
-            self.buffers = Batch(*(part.clone() for part in batch))
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # computes nothing; the first replay is the next step
-                self._step(self.buffers)
+                self._step()
             self.graph = graph
-
-
-def differs(one: Tensor, other: Tensor) -> list[bool]:
-    """Row by row."""
-    different: list[bool] = (one != other).flatten(1).any(1).tolist()
-    return different

@@ -163,7 +163,8 @@ class Learner:
         if self.config.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=self.config.learning_rate)
         on_gpu = self.device.type == "cuda"  # there, steps are replayed from a graph
-        return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True, capturable=on_gpu)
+        rate, eps = self.config.learning_rate, self.config.adam_eps
+        return torch.optim.Adam(parameters, rate, eps=eps, fused=True, capturable=on_gpu)
 
     def batch(self, examples: Examples, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = examples.batch(index.to(examples.images.device))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,23 @@ from alasso.bench.learners import Learner, Regularized
 from alasso.methods.surrogate import two_sided_spring_grad
 from alasso.moves import adam_direction, adam_moments, bias_corrections
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults, which all learners use
+BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
+SMALL = 1 << 16  # weights of a tensor below which its update is not worth waiting for
+
+NUMBERS = itertools.count()  # of stacks made so far
+
+log = logging.getLogger("alasso")
+
+
+class LaneBatch(NamedTuple):
+    """What one step is made on, gathered: inputs (lanes, batch, …), labels counted from the lane's first column, each
+    example's share in the lane's loss, and the columns of the output that are the lane's own.
+    """
+
+    x: Tensor
+    y: Tensor
+    share: Tensor
+    columns: Tensor  # (lanes, classes of the task)
 
 
 class Slot(NamedTuple):
@@ -54,17 +71,32 @@ class Stack:
         self.learners = learners
         self.device = learners[0].device
         self.network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
+        self.alone = len(learners) == 1  # needs no leading axis
+        self.bf16 = learners[0].config.precision == "bf16"
         self.laid_out = False
-        self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        on_gpu = self.device.type == "cuda"
+        # What is done aside is short and goes first, not last.
+        self.beside = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
         self.steps = torch.zeros(len(learners), 1, device=self.device)
         rates = [[learner.config.learning_rate] for learner in learners]
         dtype = next(learners[0].model.parameters()).dtype
         self.rate = torch.tensor(rates, device=self.device, dtype=dtype)
+        epsilons = [[learner.config.adam_eps] for learner in learners]
+        self.epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
         self.slots = {
             name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
         }
         self.kept: list[Tensor] = []
+        self.number = next(NUMBERS)
+        self.compiles = on_gpu and not kernels.no_compiler("cuda")
+        self.kernels: dict[tuple[Callable[..., Any], tuple[int, ...]], Callable[..., Any]] = {}
+        self.compiled_gradients: Callable[..., Any] | None = None
+        if self.compiles:
+            # What the compiler decided about a softmax over ten classes is not for the user to act on.
+            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+            own = self.own(lambda *of: self.plain_gradients(*of))
+            self.compiled_gradients = torch.compile(own, dynamic=False, fullgraph=True)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -106,40 +138,62 @@ class Stack:
 
     # -- the step -------------------------------------------------------------------------------------------
 
-    def step(self, x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice]) -> Tensor:
-        """One step of every lane on inputs (lanes, batch, …); returns each lane's loss, without the penalty.
-
-        Labels count from the first column of the lane's head.
+    def step(self, batch: LaneBatch, meanwhile: Callable[[Tensor], None]) -> None:
+        """One step of every lane. ``meanwhile`` gets each lane's loss, without the penalty; on a GPU, what it does is
+        done beside the updates, which keep the memory busy and little else.
         """
-        pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, share))
-        leaves = {name: self.leaf(slot.theta) for name, slot in self.slots.items()}
-        losses = self.losses(leaves, x, y, share, heads)
-        if self.laid_out:
-            for name, leaf in leaves.items():
-                leaf.register_hook(partial(self.move, name, pace))
-        gradients = torch.autograd.grad(losses, list(leaves.values()), torch.ones_like(losses))
-        if not self.laid_out:
-            self.lay_out_like(dict(zip(leaves, gradients, strict=True)))
-            for name, gradient in zip(leaves, gradients, strict=True):
-                self.move(name, pace, gradient)
+        with self.aside(batch.share):
+            pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, batch.share))
+        leaves = {name: slot.theta[0] if self.alone else slot.theta for name, slot in self.slots.items()}
+        gradients, losses = self.gradients(leaves, batch)
         self.join()
-        return losses.detach()
+        if not self.laid_out:
+            self.lay_out_like(gradients)
+        small = {name: g for name, g in gradients.items() if g.numel() < SMALL * len(self.learners)}
+        with self.aside(losses, *small.values()):
+            meanwhile(losses)
+            for name, gradient in small.items():
+                self.move(name, pace, gradient, self.kernel(spring_and_adam_))
+        for name, gradient in gradients.items():
+            if name not in small:
+                self.move(name, pace, gradient, self.kernel(spring_and_adam_, self.slots[name].theta.shape))
+        self.join()
 
-    def leaf(self, theta: Tensor) -> Tensor:
-        """What gradients are taken by; one lane alone needs no leading axis."""
-        return (theta[0] if len(self.learners) == 1 else theta).detach().requires_grad_()
+    def gradients(self, leaves: dict[str, Tensor], batch: LaneBatch) -> tuple[dict[str, Tensor], Tensor]:
+        """Of each lane's loss by its weights; and the losses."""
+        with torch.no_grad():
+            if self.compiled_gradients is not None and self.laid_out:
+                try:
+                    found: tuple[dict[str, Tensor], Tensor] = self.compiled_gradients(leaves, *batch)
+                    return found
+                except Exception as reason:  # whatever a network of the user's own may hold
+                    if torch.cuda.is_current_stream_capturing():
+                        raise
+                    log.info("forward and backward pass are not compiled: %s", kernels.first_line(reason))
+                    self.compiled_gradients = None
+            return self.plain_gradients(leaves, *batch)
 
-    def losses(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, heads: Sequence[slice]) -> Tensor:
+    def plain_gradients(
+        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, columns: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        found: tuple[dict[str, Tensor], Tensor] = torch.func.grad(self.losses, has_aux=True)(
+            leaves, x, y, share, columns
+        )
+        return found
+
+    def losses(
+        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, columns: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The losses' sum, whose gradient by a lane's weights is that of the lane's own loss; and the losses."""
         outputs = self.outputs(leaves, x)
-        if any(head != slice(0, outputs.shape[2]) for head in heads):
-            outputs = torch.stack([lane[:, head] for lane, head in zip(outputs, heads, strict=True)])
-        losses: Tensor = self.kernel(shared_cross_entropy)(outputs, y, share)
-        return losses
+        if columns.shape[1] < outputs.shape[2]:
+            outputs = outputs.gather(2, columns[:, None, :].expand(-1, outputs.shape[1], -1))
+        losses = shared_cross_entropy(outputs, y, share)
+        return losses.sum(), losses
 
     def outputs(self, leaves: dict[str, Tensor], x: Tensor) -> Tensor:
-        bf16 = self.learners[0].config.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            if len(self.learners) == 1:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            if self.alone:
                 outputs: Tensor = functional_call(self.network, leaves, x[0])[None]
             else:
                 outputs = vmap(lambda w, inputs: functional_call(self.network, w, inputs), randomness="different")(
@@ -147,16 +201,12 @@ class Stack:
                 )
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
-    # -- moving one tensor, as soon as its gradient is there: memory is busy with it while the next products are made
-
     @torch.no_grad()
-    def move(self, name: str, pace: Pace, gradient: Tensor) -> None:
+    def move(self, name: str, pace: Pace, gradient: Tensor, kernel: Callable[..., None]) -> None:
         slot = self.slots[name]
-        if gradient.dim() < slot.theta.dim():
+        if self.alone:
             gradient = gradient[None]
-        with self.aside(gradient):
-            rows = [*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta)]
-            self.kernel(spring_and_adam_)(*rows, *pace)
+        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *pace, self.epsilon)
 
     @contextmanager
     def aside(self, *needed: Tensor) -> Iterator[None]:
@@ -174,28 +224,31 @@ class Stack:
             torch.cuda.current_stream().wait_stream(self.beside)
             self.kept.clear()
 
-    def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return compiled(function) if self.device.type == "cuda" else function
+    def kernel(self, function: Callable[..., Any], shape: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """The function compiled, for a GPU, where each kernel saved is a launch saved; elsewhere as it is.
+
+        For one ``shape`` alone, a pass over weights finds out sooner which lane a weight is of.
+        """
+        if not self.compiles:
+            return function
+        if (function, shape) not in self.kernels:
+            own = self.own(function, *shape)
+            self.kernels[function, shape] = torch.compile(own, dynamic=not shape, fullgraph=True)
+        return self.kernels[function, shape]
+
+    def own(self, function: Callable[..., Any], *shape: int) -> Callable[..., Any]:
+        """The function as this stack's own piece of code: of one piece, torch keeps few compiled variants."""
+        return kernels.renamed(function, "_".join(map(str, (function.__name__, self.number, *shape))))
 
     @torch.no_grad()
     def lay_out_like(self, gradients: dict[str, Tensor]) -> None:
         """Bring the tensors into the memory layout their gradients come in, so that a pass reads all in one order."""
         for name, gradient in gradients.items():
             slot = self.slots[name]
-            if len(self.learners) > 1 and gradient.stride() != slot.theta.stride() and is_dense(gradient):
+            if not self.alone and gradient.stride() != slot.theta.stride() and is_dense(gradient):
                 self.slots[name] = Slot(*(torch.empty_like(gradient).copy_(tensor) for tensor in slot))
         self.laid_out = True
         self.adopt()
-
-
-@cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For a GPU, where each kernel saved is a launch saved; as it is where there is no compiler."""
-    if kernels.no_compiler("cuda"):
-        return function
-    # What the compiler decided about a softmax over ten classes is not for the user to act on.
-    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
-    return torch.compile(function, dynamic=True, fullgraph=True)
 
 
 def pace_of_step_(steps: Tensor, rate: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,11 +271,12 @@ def spring_and_adam_(
     step_size: Tensor,
     root: Tensor,
     active: Tensor,
+    epsilon: Tensor,
 ) -> None:
     """Penalty, Adam and ω in one pass; a lane that is not active stays as it is."""
     total = grad + two_sided_spring_grad(theta - anchor, k_minus, k_plus)
     new_m, new_v = adam_moments(total, m, v, 1 - BETA1, 1 - BETA2)
-    new_theta = theta - step_size * adam_direction(new_m, new_v, root, EPSILON)
+    new_theta = theta - step_size * adam_direction(new_m, new_v, root, epsilon)
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -142,6 +142,14 @@ class Lane:
         )
 
 
+class Planned(NamedTuple):
+    """Which examples the steps of an epoch are made on."""
+
+    place: tuple[int, int]  # task, epoch
+    steps_of_lane: list[int]
+    steps: Any
+
+
 class Trainer:
     """The loop over tasks, epochs and steps, of one run or of several in step with one another."""
 
@@ -151,6 +159,7 @@ class Trainer:
         first = lanes[0].position
         self.task, self.epoch, self.step = first.task, first.epoch, first.step
         self.writer = checkpoint.Writer()
+        self.ahead: Planned | None = None
         self.steps_of = [
             max(-(-len(lane.stream.tasks[t].train) // self.batch_size) for lane in lanes)
             for t in range(len(lanes[0].stream))
@@ -184,9 +193,11 @@ class Trainer:
         self.note_position()
 
     def train_epoch(self, t: int, epoch: int) -> None:
-        plans = [lane.learner.epoch_plan(t, epoch) for lane in self.lanes]
-        self.steps.begin_epoch(plans)
-        for i in range(self.step, max(map(len, plans))):
+        if self.ahead is None or self.ahead.place != (t, epoch):
+            self.ahead = self.planned(t, epoch)
+        steps_of_lane = self.ahead.steps_of_lane
+        self.steps.begin_epoch(self.ahead.steps)
+        for i in range(self.step, max(steps_of_lane)):
             self.steps.step(i)
             self.step = i + 1
             self.lanes[0].observer.step_done(t, epoch, self.steps_done())
@@ -197,11 +208,17 @@ class Trainer:
             if time.monotonic() - self._last_save > self.checkpoint_every:
                 self.save()
         self.epoch, self.step = epoch + 1, 0
-        for lane, loss_sum, steps in zip(self.lanes, self.steps.loss_sum, plans, strict=True):
+        if epoch + 1 < self.epochs:  # while a GPU is still at work on this one
+            self.ahead = self.planned(t, epoch + 1)
+        for lane, loss_sum, steps in zip(self.lanes, self.steps.loss_sum, steps_of_lane, strict=True):
             if lane.observer.wants_epochs:
-                loss, penalty = float(loss_sum) / len(steps), lane.learner.penalty()
+                loss, penalty = float(loss_sum) / steps, lane.learner.penalty()
                 lane.observer.epoch_done(t, epoch, loss, penalty, lane.position.accuracy, self.seconds_left())
         self.steps.loss_sum.zero_()
+
+    def planned(self, t: int, epoch: int) -> Planned:
+        plans = [lane.learner.epoch_plan(t, epoch) for lane in self.lanes]
+        return Planned((t, epoch), [len(steps) for steps in plans], self.steps.planned(plans))
 
     def end_task(self, lane: Lane, t: int) -> None:
         learner, position, tasks = lane.learner, lane.position, lane.stream.tasks
