@@ -177,6 +177,12 @@ def test_a_method_by_itself_needs_no_settings_in_its_name():
     assert labels_of(made_up(a=3.0), made_up(a=3.0, seed=1), made_up("si")) == ["ALASSO", "SI"]
 
 
+def test_a_field_that_came_later_tells_apart_as_any_other():
+    assert sorted(labels_of(made_up(), made_up(adam_eps=1e-7))) == ["ALASSO adam_eps=1e-07", "ALASSO adam_eps=1e-08"]
+    (section,) = sections([made_up("single-task"), made_up("si", adam_eps=1e-7)])
+    assert section.standard["si"].mean("I") is None  # another stream
+
+
 def test_in_a_grid_no_label_fits_two_groups():
     grid = [made_up(a=a, xi=xi) for a in (1.8, 3.0) for xi in (0.1, 0.3)]
     assert sorted(labels_of(*grid)) == [

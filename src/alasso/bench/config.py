@@ -128,10 +128,14 @@ class RunConfig:
     def name(self) -> str:
         return f"{self.benchmark}_{self.method}_{self.hash}_s{self.seed}"
 
+    def values(self) -> dict[str, Any]:
+        """Every field by name: what to compare runs by."""
+        return dataclasses.asdict(self)
+
     def to_json(self) -> dict[str, Any]:
         """All fields; those that came later only where they are not what every run had before, whose names stay."""
         later = {"adam_eps": 1e-8}
-        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in later.items()}
+        return {name: value for name, value in self.values().items() if (name, value) not in later.items()}
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> RunConfig:

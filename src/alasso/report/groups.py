@@ -97,11 +97,11 @@ def fields_off_preset(config: RunConfig) -> int:
     if config.benchmark not in BENCHMARKS or config.method not in METHODS:
         return 0
     try:
-        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).to_json()
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).values()
     except AlassoError:  # the method goes with another network alone
         return 0
     ignored = ("tasks", "seed", "settings", "path")
-    return sum(value != usual[name] for name, value in config.to_json().items() if name not in ignored)
+    return sum(value != usual[name] for name, value in config.values().items() if name not in ignored)
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    raw = config.to_json()
+    raw = config.values()
     raw.pop("seed")
     return {**raw.pop("settings"), **raw}
 
