@@ -85,6 +85,43 @@ def test_many_configs_are_rows(tmp_path, capsys, monkeypatch):
     assert "−0.080 ± 0.000" in said
 
 
+def test_every_config_of_a_sweep_is_named_by_its_setting(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    files = [results.write(made_up("alasso", a=a), tmp_path) for a in (1.8, 2.0, 3.0)]
+    assert list(columns_of(files)[0]) == ["ALASSO a=1.8", "ALASSO a=2", "ALASSO a=3"]
+    assert list(columns_of([tmp_path])[0]) == ["ALASSO a=1.8", "ALASSO a=2", "ALASSO a=3"]
+
+
+def test_a_folder_of_several_benchmarks_gives_a_table_for_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    for tasks in (4, 6):
+        for method in ("si", "alasso"):
+            results.write(made_up(method, tasks=tasks), tmp_path)
+    found = comparisons(columns_of([tmp_path])[0])
+    assert [(c.title, c.names) for c in found] == [
+        ("permuted-digits, 4 tasks", ["ALASSO", "SI"]),
+        ("permuted-digits, 6 tasks", ["ALASSO", "SI"]),
+    ]
+    commands.compare([tmp_path])
+    assert "′" not in capsys.readouterr().out
+
+
+def test_files_of_different_benchmarks_are_still_compared(tmp_path):
+    files = [results.write(made_up("si", tasks=tasks), tmp_path) for tasks in (4, 6)]
+    (found,) = comparisons(columns_of(files)[0])
+    assert found.names == ["SI on permuted-digits, 4 tasks", "SI on permuted-digits, 6 tasks"]
+
+
+def test_long_names_keep_what_tells_them_apart(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    for unmoved in ("moved_right", "unobserved"):
+        for precision in ("tf32", "float32"):
+            results.write(made_up(unmoved=unmoved, precision=precision), tmp_path)
+    commands.compare([tmp_path])
+    said = capsys.readouterr().out
+    assert "unmoved=unobserved precision=float32" in said and "…" not in said
+
+
 def test_one_thing_cannot_be_compared(tmp_path):
     path = results.write(made_up(), tmp_path)
     with pytest.raises(AlassoError, match="two or more"):

@@ -10,7 +10,8 @@ from torch import nn
 from alasso.bench import results
 from alasso.errors import AlassoError
 from alasso.report import commands
-from alasso.report.probe import Measured, Plan, random_weights, task_loss
+from alasso.report.probe import random_weights, task_loss
+from alasso.report.probe_findings import Measured, Plan
 from alasso.report.sides import Weight, losses, losses_one_by_one
 from test_report import made_up
 

@@ -1,5 +1,6 @@
 """The report from made-up results: what is read, its order, what is drawn, and what a hostile file can do."""
 
+import itertools
 import json
 import re
 import signal
@@ -108,6 +109,23 @@ def test_a_missing_folder_is_one_clear_sentence(tmp_path):
         collect([tmp_path / "nowhere"])
 
 
+def test_several_files_and_folders_are_read_together_and_a_run_reached_twice_counts_once(tmp_path, capsys):
+    one = results.write(made_up("si"), tmp_path / "one")
+    results.write(made_up("alasso"), tmp_path / "two")
+    results.write(made_up("si"), tmp_path / "copy")
+    (tmp_path / "link.json").symlink_to(one)
+    again = results.write(made_up("si", environment={"finished": "2026"}), tmp_path / "again")
+    roundabout = tmp_path / "two" / ".." / "one"
+    twice = [one, tmp_path / "one", roundabout, tmp_path / "copy", tmp_path / "link.json"]
+    found = collect([*twice, tmp_path / "two"])
+    assert sorted(result.config.method for result in found.results) == ["alasso", "si"]
+    commands.report([*twice, tmp_path / "two"], output=tmp_path / "page.html")
+    assert "page.html: 2 results" in capsys.readouterr().out
+    html = (tmp_path / "page.html").read_text()
+    assert "repeated" not in html.partition("<script>")[0]
+    assert len(collect([one, again]).results) == 2  # run again: another run
+
+
 # -- order --------------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +139,7 @@ def test_variants_are_recognised_from_their_settings():
 def test_labels_say_what_sets_a_group_apart():
     (section,) = sections(several())
     assert [section.label(group) for group in section.groups] == [
-        "ALASSO",
+        "ALASSO a=1.8",
         "ALASSO a=0.8",
         "ALASSO a=1",
         "ALASSO a=5",
@@ -131,7 +149,7 @@ def test_labels_say_what_sets_a_group_apart():
         "SI",
         "SGD",
     ]
-    assert [section.label(group) for group in section.headline] == [
+    assert [section.figure_label(group) for group in section.headline] == [
         "ALASSO",
         "ALASSO, accurate only",
         "ALASSO, asymmetric only",
@@ -144,10 +162,86 @@ def test_a_method_is_shown_as_the_benchmark_has_it_even_where_another_run_is_bet
     (section,) = sections([made_up(), made_up(precision="float32", fading=0.0), made_up(epochs=3, fading=0.0)])
     assert section.standard["alasso"].config == made_up().config
     assert {section.label(group) for group in section.groups} == {
-        "ALASSO",
-        "ALASSO precision=float32",
+        "ALASSO epochs=6 precision=tf32",
         "ALASSO epochs=3",
+        "ALASSO precision=float32",
     }
+
+
+def labels_of(*found):
+    (section,) = sections(found)
+    return [section.label(group) for group in section.groups]
+
+
+def test_a_method_by_itself_needs_no_settings_in_its_name():
+    assert labels_of(made_up(a=3.0), made_up(a=3.0, seed=1), made_up("si")) == ["ALASSO", "SI"]
+
+
+def test_a_field_that_came_later_tells_apart_as_any_other():
+    assert sorted(labels_of(made_up(), made_up(adam_eps=1e-7))) == ["ALASSO adam_eps=1e-07", "ALASSO adam_eps=1e-08"]
+    (section,) = sections([made_up("single-task"), made_up("si", adam_eps=1e-7)])
+    assert section.standard["si"].mean("I") is None  # another stream
+
+
+def test_in_a_grid_no_label_fits_two_groups():
+    grid = [made_up(a=a, xi=xi) for a in (1.8, 3.0) for xi in (0.1, 0.3)]
+    assert sorted(labels_of(*grid)) == [
+        "ALASSO a=1.8 xi=0.1",
+        "ALASSO a=1.8 xi=0.3",
+        "ALASSO a=3 xi=0.1",
+        "ALASSO a=3 xi=0.3",
+    ]
+
+
+def test_settings_that_a_named_variant_varies_are_in_its_label():
+    two = [made_up(omega_rule="si"), made_up(omega_rule="si", a=3.0), made_up()]
+    assert labels_of(*two) == ["ALASSO", "ALASSO, asymmetric only a=1.8", "ALASSO, asymmetric only a=3"]
+
+
+def test_a_preset_that_many_settings_depart_from_is_called_so():
+    changes = [{}, {"a": 3.0}, {"c": 3.0}, {"monotone": False}, {"xi": 0.5}]
+    found = labels_of(*(made_up(benchmark="permuted-mnist", **change) for change in changes))
+    assert found[0] == "ALASSO, preset"
+    assert sorted(found[1:]) == ["ALASSO a=3", "ALASSO c=3", "ALASSO monotone=False", "ALASSO xi=0.5"]
+
+
+def test_labels_cut_to_the_same_text_are_told_apart_by_their_hash():
+    long = "my_module_of_networks:factory_"
+    one, other = labels_of(made_up(model=long + "one"), made_up(model=long + "other"))
+    assert one != other and one.endswith("]") and other.endswith("]")
+
+
+def test_a_sweep_is_shown_whole_at_first_and_in_colours_of_its_own():
+    from alasso.report.drawing import group_look
+
+    sweep = [made_up(a=a) for a in (0.8, 1.0, 1.8, 2.0, 3.0, 4.0, 5.0)]
+    (section,) = sections(sweep)
+    assert section.headline == list(section.groups)
+    by_a = {group.config.settings["a"]: group_look(section, group).light for group in section.groups}
+    assert len(set(by_a.values())) == 7
+    assert (by_a[0.8], by_a[5.0]) == ("#00334F", "#D55E00")
+    html = page.build(Collected(sweep, []))
+    assert re.findall(r'data-group="\w+" aria-pressed="(\w+)"', html) == ["true"] * 7
+
+
+def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
+    (section,) = sections([made_up(a=1.0 + 0.1 * step) for step in range(60)])
+    shown = [group.config.settings["a"] for group in section.headline]
+    assert len(shown) == 12 and shown == sorted(shown)
+    assert (shown[0], shown[-1]) == (1.0, pytest.approx(6.9))
+
+
+def test_in_a_sweep_the_benchmarks_own_settings_come_first():
+    sweep = [made_up(benchmark="permuted-mnist", a=a) for a in (1.0, 1.8, 3.0)]
+    assert labels_of(*sweep) == ["ALASSO a=1.8", "ALASSO a=1", "ALASSO a=3"]
+
+
+def test_further_settings_of_one_method_among_many_wait_for_the_legend():
+    methods = ("sgd", "si", "ewc", "mas", "alasso", "single-task")
+    (section,) = sections([made_up(a=3.0, fading=0.01), *map(made_up, methods)])
+    assert len(section.headline) == 6
+    assert [section.label(group) for group in section.groups][:2] == ["ALASSO a=3", "ALASSO a=1.8"]
+    assert [section.figure_label(group) for group in section.headline][:2] == ["ALASSO", "SI"]
 
 
 def test_seeds_go_together_and_the_newest_of_repeated_runs_counts():
@@ -205,6 +299,48 @@ def test_the_symmetric_surrogate_stands_for_a_equal_to_one():
     assert {a: group.config for a, group in row.items()} == {1.0: accurate.config, 1.8: made_up().config}
     (row,) = sensitivity_rows([made_up(), accurate, made_up(a=1.0, fading=0.15)]).values()
     assert row[1.0].config == made_up(a=1.0).config  # differs in a alone
+
+
+@pytest.mark.parametrize("tasks", range(2, 101))
+def test_tasks_are_marked_by_whole_numbers_the_first_and_the_last_among_them(tasks):
+    from alasso.report.drawing import tick_places
+
+    places = tick_places(tasks)
+    assert all(isinstance(place, int) for place in places)
+    assert (places[0], places[-1]) == (1, tasks) and places == sorted(set(places))
+    assert min(len(places), tasks) >= min(5, tasks) and len(places) <= 11
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 10, 11, 15, 23, 30, 55, 95, 96, 100])
+def test_the_numbers_along_a_matrix_do_not_touch(tasks):
+    from alasso.report.drawing import style
+    from alasso.report.figures import accuracy_matrix
+
+    figure = accuracy_matrix(made_up(tasks=tasks, fading=0.5 / tasks))
+    with style():
+        figure.draw_without_rendering()
+    (axes, _) = figure.axes
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        boxes = [label.get_window_extent().padded(1) for label in labels]
+        assert [int(label.get_text()) for label in labels][-1] == tasks
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 10, 30, 100])
+def test_both_axes_of_the_pages_matrix_have_whole_numbers(tasks):
+    from alasso.report.charts import matrix_chart
+    from alasso.report.drawing import tick_places
+
+    (section,) = sections([made_up(tasks=tasks, fading=0.5 / tasks)])
+    chart = matrix_chart(section, section.groups[0])
+    assert chart.xaxis[0].ticker.ticks == chart.yaxis[0].ticker.ticks == tick_places(tasks)
+
+
+def test_bars_of_a_sweep_are_of_all_its_settings():
+    from alasso.report.figures import bar_groups
+
+    (section,) = sections([made_up(a=a) for a in (1.0, 2.0, 3.0)])
+    assert bar_groups(section) == list(section.groups)
 
 
 def test_the_main_figure_shows_the_mean_over_seeds():
@@ -358,7 +494,7 @@ def test_a_port_in_use_is_one_clear_sentence(server, folder):
 
 def test_the_command_writes_page_and_figures(folder, tmp_path, capsys):
     (folder / "bad.json").write_text("{")
-    commands.report(folder, output=tmp_path / "page.html", figures=tmp_path / "figures")
+    commands.report([folder], output=tmp_path / "page.html", figures=tmp_path / "figures")
     said = capsys.readouterr().out
     assert "left out:" in said and "bad.json is not a whole JSON file" in said
     assert "18 results" in said and "memory is left out" in said
@@ -368,9 +504,11 @@ def test_the_command_writes_page_and_figures(folder, tmp_path, capsys):
 
 def test_a_folder_without_results_is_one_clear_sentence(tmp_path):
     with pytest.raises(AlassoError, match="there are no results in"):
-        commands.report(tmp_path, output=tmp_path / "page.html")
+        commands.report([tmp_path], output=tmp_path / "page.html")
     with pytest.raises(AlassoError, match="--watch follows a folder"):
-        commands.report(tmp_path / "nowhere", output=tmp_path / "page.html", watch=True)
+        commands.report([tmp_path / "nowhere"], output=tmp_path / "page.html", watch=True)
+    with pytest.raises(AlassoError, match="follows one folder"):
+        commands.report([tmp_path, tmp_path], output=tmp_path / "page.html", watch=True)
 
 
 def test_without_the_extra_the_advice_is_one_sentence():

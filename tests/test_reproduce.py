@@ -4,6 +4,7 @@ import json
 import math
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from alasso import AlassoError, cli
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
+from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.reproduce import carrying, show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
@@ -403,7 +405,7 @@ examples = 20
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A study of one's own, small enough to run."""
-    monkeypatch.setattr(timing, "MEASURING_S", 0.02)
+    monkeypatch.setattr(timing, "ON_CPU", timing.Watching(1, 1, 0.02))
     (tmp_path / "study" / "experiments").mkdir(parents=True)
     for name, text in (("small", EXPERIMENT), ("sharing", SHARING), ("probe", PROBE)):
         (tmp_path / "study" / "experiments" / f"{name}.toml").write_text(text)
@@ -524,7 +526,7 @@ def test_a_damaged_line_of_times_is_left_aside(tmp_path):
 @pytest.mark.parametrize("method", ["alasso", "vcl"])
 def test_a_step_can_be_measured(method):
     config = experiment(runs={method: {}}).config(method)
-    assert 0 < timing.seconds_of_a_step(config, "cpu", budget=0.01) < 1
+    assert 0 < timing.seconds_of_a_step(config, "cpu") < 1
 
 
 def test_runs_are_gone_on_with_and_stacked_as_the_device_takes_them(tmp_path):
@@ -660,6 +662,61 @@ def test_judging_needs_no_data_and_runs_nothing(tmp_path, monkeypatch, capsys):
     assert "ALASSO beats SI by 5.7 points" in output and "not run in cifar: single-task" in output
     assert len(list((tmp_path / "results").iterdir())) == 2
     assert (tmp_path / "docs" / "reproduction.md").exists()
+    assert not (tmp_path / "runs").exists()  # the page is for who asks for it: alasso report, or --report
+
+
+def test_judging_makes_the_page_when_it_is_named(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("bokeh", reason="the report extra is not installed")
+    monkeypatch.chdir(tmp_path)
+    results.write(result(read_experiments()["cifar"].config("alasso"), 0.7), tmp_path / "results")
+    code, output, errors = command(["reproduce", "--judge", "--report", "page.html"], monkeypatch, capsys)
+    assert code == 0, errors
+    assert "page.html: every run" in output and (tmp_path / "page.html").exists()
+
+
+def test_judging_reads_each_result_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for run in ("alasso", "si"):
+        results.write(result(read_experiments()["cifar"].config(run), 0.7), tmp_path / "results")
+    opened, read = [], results.read
+    monkeypatch.setattr(results, "read", lambda path: opened.append(path.name) or read(path))
+    code, _, errors = command(["reproduce", "--judge"], monkeypatch, capsys)
+    assert code == 0, errors
+    assert len(opened) == len(set(opened)) == 2
+
+
+def test_judging_needs_neither_torch_nor_the_charts(tmp_path):
+    experiments = read_experiments()
+    results.write(result(experiments["cifar"].config("alasso"), 0.7), tmp_path / "results")
+    probe_file(experiments["probe"], tmp_path / "results")
+    script = (
+        "import sys, alasso.cli as cli; sys.argv = ['alasso', 'reproduce', '--judge', '--quiet']\n"
+        "try: cli.main()\nexcept SystemExit as end: print('code', end.code)\n"
+        "print('loaded', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "code 0" in done.stdout, done.stderr
+    assert not {"torch", "bokeh"} & set(done.stdout.partition("loaded ")[2].split())
+
+
+def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeypatch):
+    from alasso.bench import train
+
+    begun = []
+
+    def run(config, *, observer, **_):
+        begun.append(config)
+        for step in range(1, 100):
+            observer.step_done(0, 0, step)
+
+    now = iter(range(1000))
+    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setattr(timing.time, "monotonic", lambda: float(next(now)))
+    stopwatch = timing.Stopwatch("cpu", lambda line: None)
+    assert stopwatch(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20)) == 2.0  # two looks at the clock
+    stopwatch(RunConfig.for_benchmark("permuted-digits", "vcl"))
+    stopwatch(RunConfig.for_benchmark("permuted-digits", "si"))
+    assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]
 
 
 def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):

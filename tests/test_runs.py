@@ -284,7 +284,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
 
 
 def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
-    config, other = small(), small(a=5.0)
+    config, other = small(adam_eps=1e-7), small(a=5.0, adam_eps=1e-7)
     learner = train.make_learner(config, make_stream(config, None, torch.device("cpu")), None, torch.device("cpu"))
     path = tmp_path / "x.checkpoint"
     writer = checkpoint.Writer()
@@ -292,6 +292,8 @@ def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
     writer.finish()
     with pytest.raises(AlassoError, match="checkpoint of another run: settings differ"):
         checkpoint.load(path, other, torch.device("cpu"))
+    with pytest.raises(AlassoError, match="checkpoint of another run: adam_eps differ"):
+        checkpoint.load(path, small(), torch.device("cpu"))
     with pytest.raises(AlassoError, match="was begun on other data"):
         checkpoint.load(path, config, torch.device("cpu"), {"digits": "another edition"})
     path.write_bytes(path.read_bytes()[:-1000])
@@ -448,6 +450,7 @@ def test_a_reference_that_does_not_fit_is_refused_before_anything_is_run(tmp_pat
         ("si", {}, "measured against a single-task run, not one of si"),
         ("single-task", {"tasks": 2}, "the reference run has tasks=2"),
         ("single-task", {"hidden": 9}, "the reference run has hidden=9"),
+        ("single-task", {"adam_eps": 1e-7}, "the reference run has adam_eps=1e-07"),
     ):
         reference = results.write(finished(small(method, **changes)), tmp_path)
         words = ["run", "permuted-digits", *SMALL_FLAGS, "--reference", reference, "--out", tmp_path / "out"]

@@ -70,6 +70,11 @@ class Exchange:
         self._foreign: set[int] = set()
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return bool(self._open)
+
     def remove(self) -> None:
         """Leave the optimizer as it was."""
         self.give_back_gradients()

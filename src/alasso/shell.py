@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
@@ -21,6 +22,7 @@ from alasso.objectives import Loss
 from alasso.ranks import agreed, as_sharded, total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
 from alasso.sharding import local
+from alasso.unseen import count_unseen_steps
 
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
@@ -44,6 +46,7 @@ class Regularizer:
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # optimizer steps observed since the last consolidation
+        self.unseen_steps = 0  # and those of optimizers that were not attached
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
@@ -72,8 +75,10 @@ class Regularizer:
                 "the optimizer holds none of the model's protected parameters; "
                 "build it from the parameters of the model given to " + type(self).__name__
             )
-        if all(attachment.optimizer is not optimizer for attachment in self._attachments):
+        if not self.is_attached_to(optimizer):
             self._attachments.append(attached(self, optimizer))
+        if self.surrogate.observes_path:
+            count_unseen_steps(self)
         return self
 
     def detach(self) -> None:
@@ -86,6 +91,14 @@ class Regularizer:
     def is_attached(self) -> bool:
         """Whether there is an optimizer whose steps are observed."""
         return bool(self._attachments)
+
+    def is_attached_to(self, optimizer: Optimizer) -> bool:
+        return any(attachment.optimizer is optimizer for attachment in self._attachments)
+
+    @property
+    def is_within_a_step(self) -> bool:
+        """Whether an attached optimizer has begun a step and not ended it."""
+        return any(attachment.is_open for attachment in self._attachments)
 
     def __enter__(self) -> Regularizer:
         return self
@@ -106,6 +119,12 @@ class Regularizer:
                 "consolidate() has seen no optimizer step since the last one; "
                 "call attach(optimizer) before training (a copied optimizer loses its hooks)"
             )
+        if self.surrogate.observes_path and self.unseen_steps >= self.steps:
+            warnings.warn(
+                f"consolidate() has seen only {self.steps} of {self.steps + self.unseen_steps} optimizer steps since "
+                "the last one, and takes importance from those alone; attach() every optimizer that trains the model",
+                stacklevel=3,  # past the decorator
+            )
         self._consolidate({})
 
     def _consolidate(self, importance: Mapping[str, Tensor]) -> None:
@@ -119,7 +138,7 @@ class Regularizer:
         self._states.update(new_states)
         self._forget_passes()
         self.tasks += 1
-        self.steps = 0
+        self.steps = self.unseen_steps = 0
 
     def warm_start(
         self,
@@ -220,7 +239,7 @@ class Regularizer:
             )
             for name, tensors in saved["parameters"].items()
         }
-        self.tasks, self.steps = saved["tasks"], saved["steps"]
+        self.tasks, self.steps, self.unseen_steps = saved["tasks"], saved["steps"], 0
         self.refresh()
 
     # -- the state of single parameters ----------------------------------------------------------------------
@@ -294,6 +313,7 @@ class Regularizer:
 
     def reanchor(self) -> None:
         """Before the very first step there is no past: the path begins at the weights as they are now."""
+        self.unseen_steps = 0
         for name, parameter in self.protected():
             self._states[name] = self.surrogate.init(self._theta(parameter))
 

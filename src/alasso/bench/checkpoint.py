@@ -134,7 +134,8 @@ def load(
     if version != VERSION:
         raise AlassoError(f"{path} has version {version}, this library reads {VERSION}; start over with --restart")
     if saved_config != config.to_json():
-        differing = sorted(k for k in config.to_json() if saved_config.get(k) != config.to_json()[k])
+        ours = config.to_json()
+        differing = sorted(k for k in {**saved_config, **ours} if saved_config.get(k) != ours.get(k))
         raise AlassoError(
             f"{path} is a checkpoint of another run: {', '.join(differing)} differ; start over with --restart"
         )

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ class RunConfig:
     def field_names() -> tuple[str, ...]:
         return tuple(FIELDS)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Ten hex digits that differ when anything but the seed differs."""
         content = {name: value for name, value in self.to_json().items() if name != "seed"}
@@ -127,10 +128,14 @@ class RunConfig:
     def name(self) -> str:
         return f"{self.benchmark}_{self.method}_{self.hash}_s{self.seed}"
 
+    def values(self) -> dict[str, Any]:
+        """Every field by name: what to compare runs by."""
+        return dataclasses.asdict(self)
+
     def to_json(self) -> dict[str, Any]:
         """All fields; those that came later only where they are not what every run had before, whose names stay."""
         later = {"adam_eps": 1e-8}
-        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in later.items()}
+        return {name: value for name, value in self.values().items() if (name, value) not in later.items()}
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> RunConfig:

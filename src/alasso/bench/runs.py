@@ -17,7 +17,7 @@ from rich.table import Table
 
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
+from alasso.bench.config import FIELDS, NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
@@ -110,8 +110,7 @@ def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
         # Another seed is another stream of the same kind; all else has to be the same.
         theirs = replace(reference.config, seed=config.seed)
         if not same_stream(config, theirs):
-            differing = [n for n, v in config.to_json().items() if n not in NOT_THE_STREAM and v != theirs.to_json()[n]]
-            name = differing[0]
+            name = stream_differences(config, theirs)[0]
             ours = getattr(config, name)
             raise AlassoError(f"the reference run has {name}={getattr(theirs, name)}, {label(config)} has {ours}")
 
@@ -198,7 +197,7 @@ def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
 
 
 def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
-    known = {**config.to_json(), **config.settings}
+    known = {**config.values(), **config.settings}
     return [f"{name}={known[name]}" for name in varying if name in known]
 
 
@@ -256,7 +255,11 @@ NOT_THE_STREAM = ("method", "settings", "reset_optimizer", "memory", "memory_sha
 
 def same_stream(one: RunConfig, other: RunConfig) -> bool:
     """Whether two runs learned the same tasks with the same network and effort."""
-    return all(v == other.to_json()[k] for k, v in one.to_json().items() if k not in NOT_THE_STREAM)
+    return not stream_differences(one, other)
+
+
+def stream_differences(one: RunConfig, other: RunConfig) -> list[str]:
+    return [name for name in FIELDS if name not in NOT_THE_STREAM and getattr(one, name) != getattr(other, name)]
 
 
 def spread(values: Sequence[float | None], digits: int = 3) -> str:

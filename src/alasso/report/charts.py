@@ -13,8 +13,8 @@ import numpy as np
 
 from alasso.bench import metrics
 from alasso.errors import AlassoError
-from alasso.report.drawing import group_look
-from alasso.report.figures import BAR_METHODS, EVERY, decoupling_groups, group_lines, memory_groups
+from alasso.report.drawing import group_look, tick_places
+from alasso.report.figures import EVERY, bar_groups, decoupling_groups, group_lines, memory_groups
 from alasso.report.groups import Array, Curve, Group, Section
 from alasso.report.names import Look
 
@@ -76,7 +76,7 @@ def section_charts(section: Section, with_matrix: Sequence[Group]) -> dict[str, 
     if section.tasks > 1 and with_matrix:
         charts["one-task"] = one_task_over_time(section, with_matrix)
         charts["matrix"] = matrix_chart(section, with_matrix[0])
-    if any(method in section.standard for method in BAR_METHODS) and section.tasks >= EVERY:
+    if bar_groups(section) and section.tasks >= EVERY:
         charts["bars"] = bars(section)
     for name, groups in (("decoupling", decoupling_groups(section)), ("memory", memory_groups(section))):
         if groups:
@@ -125,7 +125,7 @@ def one_task_over_time(section: Section, groups: Sequence[Group]) -> Any:
 
 def bars(section: Section) -> Any:
     """Final accuracy at every fifth task, side by side."""
-    shown = [section.standard[method] for method in BAR_METHODS if method in section.standard]
+    shown = bar_groups(section)
     tasks = np.arange(EVERY, section.tasks + 1, EVERY, dtype=float)
     plot = new_plot("task", "final accuracy", section.tasks)
     plot.y_range.start, plot.y_range.end = 0, 1
@@ -154,11 +154,20 @@ def matrix_chart(section: Section, group: Group) -> Any:
     plot = new_plot("accuracy on task", "after learning task", section.tasks)
     plot.x_range.start, plot.x_range.end = 0.5, section.tasks + 0.5
     plot.y_range.start, plot.y_range.end = section.tasks + 0.5, 0.5
+    plot.yaxis.ticker = tick_places(section.tasks)
     plot.ygrid.visible = False
     mapper = models.LinearColorMapper(list(Cividis256), low=0, high=1)
     source = {"x": on + 1, "y": after + 1, "value": matrix[after, on]}
     cells = plot.rect(
-        "x", "y", 1, 1, source=source, fill_color={"field": "value", "transform": mapper}, line_color=None, name="cells"
+        "x",
+        "y",
+        1,
+        1,
+        source=source,
+        fill_color={"field": "value", "transform": mapper},
+        line_color=None,
+        dilate=True,
+        name="cells",
     )
     plot.add_layout(
         models.ColorBar(color_mapper=mapper, width=10, border_line_color=None, background_fill_alpha=0), "right"
@@ -214,8 +223,8 @@ def new_plot(xlabel: str, ylabel: str, tasks: int | None) -> Any:
         axis.minor_tick_line_color = None
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_font = axis.major_label_text_font = "system-ui, sans-serif"
-    if tasks is not None and tasks <= 10:
-        plot.xaxis.ticker = list(range(1, tasks + 1))
+    if tasks is not None:
+        plot.xaxis.ticker = tick_places(tasks)
     return plot
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ DataDir = Annotated[
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="Folder of result files, or one of them.")],
+    results: Annotated[list[Path], typer.Argument(help="Result files or folders; a run reached twice counts once.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     figures: Annotated[
         Path | None, typer.Option(help="Also draw every figure as PNG, SVG and PDF into this folder.")
@@ -35,11 +36,11 @@ def report(
     bokeh()  # said at once if it is missing
     if watch:
         return follow(results, port)
-    found = collect([results])
+    found = collect(results)
     for line in found.left_out:
         say(f"left out: {line}")
     if not found.results:
-        raise AlassoError(f"there are no results in {results}")
+        raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
     content = page.build(found).encode()
     write_whole(output, content)
     say(f"{output}: {len(found.results)} results, {len(content) / 1e6:.1f} MB")
@@ -53,9 +54,12 @@ def report(
     return None
 
 
-def follow(folder: Path, port: int) -> None:
+def follow(paths: Sequence[Path], port: int) -> None:
     from alasso.report.watch import serve
 
+    if len(paths) > 1:
+        raise AlassoError(f"--watch follows one folder, not {len(paths)} paths; name the folder they are in")
+    (folder,) = paths
     if not folder.is_dir():
         raise AlassoError(f"--watch follows a folder, and {folder} is none")
     serve(folder, port, say)
@@ -71,8 +75,10 @@ def compare(
     for line in left_out:
         say(f"left out: {line}")
     console = Console()
-    for comparison in comparing.comparisons(columns):
-        console.print(comparing.table(comparison, list(columns)))
+    for place, comparison in enumerate(comparing.comparisons(columns)):
+        if place:
+            console.print()
+        console.print(comparing.table(comparison))
         console.print(comparing.explanation(comparison), style="dim", markup=False)
 
 
@@ -88,8 +94,9 @@ def probe(
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
     from alasso.report.load import read_checked
-    from alasso.report.probe import Plan, probe_first_task
+    from alasso.report.probe import probe_first_task
     from alasso.report.probe_figures import write_probe
+    from alasso.report.probe_findings import Plan
 
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
     measured = probe_first_task(read_checked(result).config, plan, data_dir=data_dir, device=device, say=say)

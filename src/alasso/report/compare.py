@@ -37,6 +37,7 @@ class Comparison:
 
     title: str
     columns: list[Group | None]
+    names: list[str]
 
 
 def difference(first: Group, second: Group, measure: str) -> Difference | None:
@@ -81,9 +82,11 @@ def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]
             loose.append(path)
     found = collect(loose)
     left_out += found.left_out
-    named = [(section.label(group), group) for section in sections(found.results) for group in section.groups]
-    for name, group in sorted(named, key=lambda pair: place_among(paths, pair[1])):  # in the order they were given
-        columns[_unused(name, columns)] = [group]
+    named = [(section, group) for section in sections(found.results) for group in section.groups]
+    labels = [section.label(group) for section, group in named]
+    for section, group in sorted(named, key=lambda pair: place_among(paths, pair[1])):  # in the order they were given
+        name = section.label(group)
+        columns[_unused(name if labels.count(name) == 1 else f"{name} on {section.title}", columns)] = [group]
     empty = [name for name, inside in columns.items() if not inside]
     if empty:
         raise AlassoError(f"there are no results in {empty[0]}")
@@ -102,16 +105,36 @@ def place_among(paths: Sequence[Path], group: Group) -> int:
 
 
 def comparisons(columns: dict[str, list[Group]]) -> list[Comparison]:
-    """Columns of one config each are compared as they are; folders, config by config, or else method by method."""
+    """Columns of one config each are compared benchmark by benchmark; folders, config by config or else by method."""
+    names = list(columns)
     if all(len(inside) == 1 for inside in columns.values()):
-        alone = [inside[0] for inside in columns.values()]
-        return [Comparison(_common_title(alone), list(alone))]
+        return _by_place({name: inside[0] for name, inside in columns.items()})
     rest = [list(inside) for inside in columns.values()]
-    matched = _matched(rest, lambda group: group.config.hash)
-    return matched + _matched(rest, _method_key, alone_too=True)
+    matched = _matched(rest, names, lambda group: group.config.hash)
+    return matched + _matched(rest, names, _method_key, alone_too=True)
 
 
-def _matched(rest: list[list[Group]], key: Callable[[Group], str], alone_too: bool = False) -> list[Comparison]:
+def _by_place(named: dict[str, Group]) -> list[Comparison]:
+    """A table for each benchmark and number of tasks; one for all where none has two things to compare."""
+    places: dict[str, dict[str, Group]] = {}
+    for name, group in named.items():
+        (section,) = sections(group.results)
+        places.setdefault(section.title, {})[name] = group
+    if all(len(inside) == 1 for inside in places.values()):
+        return [Comparison(_common_title(list(named.values())), list(named.values()), list(named))]
+    return [
+        Comparison(
+            _common_title(list(inside.values())),
+            list(inside.values()),
+            [name.removesuffix(f" on {place}") for name in inside],
+        )
+        for place, inside in places.items()
+    ]
+
+
+def _matched(
+    rest: list[list[Group]], names: list[str], key: Callable[[Group], str], alone_too: bool = False
+) -> list[Comparison]:
     """Take out of ``rest`` what two columns or more have by ``key`` exactly once; with ``alone_too``, all there is."""
     keys = dict.fromkeys(key(group) for inside in rest for group in inside)
     found = []
@@ -129,7 +152,7 @@ def _matched(rest: list[list[Group]], key: Callable[[Group], str], alone_too: bo
         for column, taken in zip(rest, row, strict=True):
             if taken is not None:
                 column.remove(taken)
-        found.append(Comparison(_common_title([group for group in row if group]), row))
+        found.append(Comparison(_common_title([group for group in row if group]), row, names))
     return found
 
 
@@ -152,9 +175,10 @@ def _unused(name: str, taken: dict[str, list[Group]]) -> str:
 # -- showing ------------------------------------------------------------------------------------------------------
 
 
-def table(comparison: Comparison, names: Sequence[str]) -> Table:
+def table(comparison: Comparison) -> Table:
     """Measures down and things across; many things down and measures across."""
-    present = [(name, group) for name, group in zip(names, comparison.columns, strict=True) if group is not None]
+    named = zip(comparison.names, comparison.columns, strict=True)
+    present = [(name, group) for name, group in named if group is not None]
     return (
         _things_across(comparison.title, present)
         if len(present) <= MOST_ACROSS
@@ -210,7 +234,7 @@ def _name_and_seeds(name: str, group: Group) -> Text:
     from rich.text import Text
 
     count = len(group.results)
-    return Text(f"{plain(name, 40)}\n{count} {'seed' if count == 1 else 'seeds'}")
+    return Text(f"{plain(name, 160)}\n{count} {'seed' if count == 1 else 'seeds'}")
 
 
 def _value_cell(group: Group, measure: str, digits: int) -> Text:
@@ -244,6 +268,9 @@ def explanation(comparison: Comparison) -> str:
         return "only one column has this"
     if all(pairs):
         return "difference to the first ± its standard error, seed by seed"
-    if any(len(group.results) < 2 for group in present):
+    errors = [found.error for group in present[1:] if (found := difference(present[0], group, "A"))]
+    if all(error is None for error in errors):
         return "difference to the first; a standard error needs two seeds or more of each"
+    if any(error is None for error in errors):
+        return "difference to the first ± its standard error, where both have two seeds or more"
     return "difference to the first ± its standard error; seed by seed where two or more seeds are the same"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alasso.errors import AlassoError
-from alasso.report.groups import Array, Group, Section
-from alasso.report.names import Look, look_of, plain
+from alasso.report.groups import Array, Group, Section, by_settings
+from alasso.report.names import Look, look_of, on_ramp, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,10 +92,14 @@ class Line:
 
 
 def group_look(section: Section, group: Group) -> Look:
-    """The method's look; a dash of its own for each further setting of the method."""
+    """The method's look; each further setting has a dash of its own, or, in a sweep of one method, a colour."""
     others = [other for other in section.groups if other.method == group.method and not other.variant]
     extra = next((number for number, other in enumerate(others) if other is group), 0)
-    return look_of(group.method, group.variant, extra)
+    look = look_of(group.method, group.variant, extra)
+    if group.variant or not section.is_sweep or len(section.standard) > 1:
+        return look
+    place = [other.config.hash for other in sorted(others, key=by_settings)].index(group.config.hash)
+    return on_ramp(place / max(1, len(others) - 1), look)
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
@@ -193,8 +197,16 @@ def titled(axes: Axes, title: str, note: str = "") -> None:
         )
 
 
-def task_ticks(axes: Axes, tasks: int) -> None:
-    """Whole numbers, among them the first and the last task."""
+def tick_places(tasks: int) -> list[int]:
+    """Whole numbers with room between them, among them the first and the last task.
+
+    >>> tick_places(3), tick_places(30), tick_places(95)
+    ([1, 2, 3], [1, 5, 10, 15, 20, 25, 30], [1, 10, 20, 30, 40, 50, 60, 70, 80, 95])
+    """
     step = next(step for step in (1, 2, 5, 10, 20, 50, 10**6) if tasks <= 10 * step)
-    inner = [t for t in range(step, tasks, step) if t != 1 and tasks - t >= step / 2]
-    axes.set_xticks([1, *inner, tasks] if tasks > 1 else [1])
+    inner = [t for t in range(step, tasks, step) if t != 1 and tasks - t >= 0.6 * step]
+    return [1, *inner, tasks] if tasks > 1 else [1]
+
+
+def task_ticks(axes: Axes, tasks: int) -> None:
+    axes.set_xticks(tick_places(tasks))

@@ -52,7 +52,8 @@ def all_figures(results: Sequence[Result]) -> Iterator[tuple[str, Figure | None,
         for name, draw, missing in OF_A_SECTION:
             yield f"{file_name(section)}-{name}", draw(of_section), missing
         for group in section.standard.values():
-            yield f"{file_name(section)}-matrix-{group.method}", figures.accuracy_matrix(group.results[0]), ""
+            drawn = figures.accuracy_matrix(group.results[0], section.figure_label(group))
+            yield f"{file_name(section)}-matrix-{group.method}", drawn, ""
     for name, draw, missing in OF_ALL:
         yield name, draw(results), missing
 

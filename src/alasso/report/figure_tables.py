@@ -101,10 +101,10 @@ def measures_table(results: Sequence[Result]) -> Figure:
 
 def table_rows(found: Sequence[Section]) -> dict[str, list[tuple[str, bool]]]:
     """Label → one (text, whether the best) for every section and measure. Upper bounds do not compete."""
-    labels = list(dict.fromkeys(section.label(group) for section in found for group in section.headline))
+    labels = list(dict.fromkeys(section.figure_label(group) for section in found for group in section.headline))
     rows: dict[str, list[tuple[str, bool]]] = {label: [] for label in labels}
     for section in found:
-        by_label = {section.label(group): group for group in section.headline}
+        by_label = {section.figure_label(group): group for group in section.headline}
         rivals = [group for group in by_label.values() if group.method not in ("single-task", "multi-task")]
         for key, better in TABLE_MEASURES:
             known = [value for group in rivals if (value := group.mean(key)) is not None]

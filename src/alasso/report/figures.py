@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from alasso.report.drawing import (
     seeds_note,
     style,
     task_ticks,
+    tick_places,
     titled,
 )
 from alasso.report.groups import Array, Curve, Group, Section, has_memory, one_section
@@ -90,7 +91,7 @@ def chosen_tasks(results: Sequence[Result]) -> Figure | None:
         figure, panels = new_figure(3.6 * len(pair) + 0.6, 3.6, columns=len(pair))
         for axes, group in zip(panels, pair, strict=True):
             draw_lines(axes, _task_lines(group, chosen))
-            titled(axes, section.label(group), seeds_note([group]))
+            titled(axes, section.figure_label(group), seeds_note([group]))
             task_ticks(axes, section.tasks)
             axes.set_xlabel("task just learned")
         panels[0].set_ylabel("accuracy of one task")
@@ -100,7 +101,7 @@ def chosen_tasks(results: Sequence[Result]) -> Figure | None:
 def task_bars(results: Sequence[Result]) -> Figure | None:
     """Final accuracy at every fifth task, a bar a method."""
     section = one_section(results)
-    shown = [section.standard[method] for method in BAR_METHODS if method in section.standard]
+    shown = bar_groups(section)
     tasks = list(range(EVERY, section.tasks + 1, EVERY))
     if not shown or not tasks:
         return None
@@ -118,17 +119,24 @@ def task_bars(results: Sequence[Result]) -> Figure | None:
                 yerr=deviation,
                 color=group_look(section, group).light,
                 error_kw={"lw": 0.8, "ecolor": "#444444"},
-                label=safe(section.label(group)),
+                label=safe(section.figure_label(group)),
             )
         axes.set_xticks(range(len(tasks)), [str(t) for t in tasks])
         axes.set(xlabel="task", ylabel="final accuracy", ylim=(0, 1))
         titled(axes, f"Every {EVERY}th task after learning all: {section.title}", _bars_note(shown))
-        figure.legend(loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8.5)
+        figure.legend(loc="outside lower center", ncols=min(len(shown), 4), frameon=False, fontsize=8.5)
     return figure
 
 
-def accuracy_matrix(result: Result) -> Figure:
-    """All that one run found: accuracy on every task after learning every task."""
+def bar_groups(section: Section) -> list[Group]:
+    """The paper's four methods; of a sweep, what it shows at first."""
+    if section.is_sweep:
+        return section.headline
+    return [section.standard[method] for method in BAR_METHODS if method in section.standard]
+
+
+def accuracy_matrix(result: Result, label: str | None = None) -> Figure:
+    """All that one run found: accuracy on every task after learning every task. ``label``: what the run is called."""
     section = one_section([result])
     matrix = metrics.lower_triangle(result.accuracy)
     with style():
@@ -137,14 +145,14 @@ def accuracy_matrix(result: Result) -> Figure:
         image = axes.imshow(matrix, cmap="cividis", vmin=0, vmax=1, extent=(0.5, tasks + 0.5, tasks + 0.5, 0.5))
         axes.grid(False)
         task_ticks(axes, tasks)
-        axes.set_yticks(axes.get_xticks())
+        axes.set_yticks(tick_places(tasks))
         axes.set(xlabel="accuracy on task", ylabel="after learning task")
         for side in ("left", "bottom"):
             axes.spines[side].set_visible(False)
         bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24)
         bar.outline.set_visible(False)
         bar.set_label("accuracy")
-        titled(axes, f"{section.label(section.groups[0])}, seed {result.config.seed}", section.title)
+        titled(axes, f"{label or section.label(section.groups[0])}, seed {result.config.seed}", section.title)
         if tasks <= 12:
             _write_cells(axes, matrix)
     return figure
@@ -153,12 +161,14 @@ def accuracy_matrix(result: Result) -> Figure:
 # -- parts --------------------------------------------------------------------------------------------------------
 
 
-def group_lines(section: Section, groups: Sequence[Group], of: Curve) -> list[Line]:
+def group_lines(
+    section: Section, groups: Sequence[Group], of: Curve, label: Callable[[Group], str] | None = None
+) -> list[Line]:
     lines = []
     for group in groups:
         mean, deviation = group.curve(of)
         x = np.arange(1.0, len(mean) + 1)
-        lines.append(Line(section.label(group), x, mean, deviation, group_look(section, group)))
+        lines.append(Line((label or section.label)(group), x, mean, deviation, group_look(section, group)))
     return lines
 
 
@@ -174,7 +184,7 @@ def spaced_tasks(tasks: int, count: int = CHOSEN_TASKS) -> list[int]:
 def _over_tasks(section: Section, groups: Sequence[Group], of: Curve, title: str, ylabel: str) -> Figure:
     with style():
         figure, (axes,) = new_figure(height=3.4 + 0.08 * max(0, len(groups) - 8))
-        draw_lines(axes, group_lines(section, groups, of))
+        draw_lines(axes, group_lines(section, groups, of, section.figure_label))
         task_ticks(axes, section.tasks)
         axes.set(xlabel="number of tasks learned", ylabel=ylabel)
         titled(axes, f"{title}: {section.title}", seeds_note(groups))

@@ -1,7 +1,7 @@
 """Results in order: seeds of one config together, variants of a method recognised, one section a benchmark.
 
 A *group* is all seeds of one config. A *section* is all groups of one benchmark with one number of tasks. Within a
-section each method has one *standard* group; the others of that method are named by what sets them apart.
+section each method has one *standard* group. Where a method has several groups, each is named by what tells it apart.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def fields_off_preset(config: RunConfig) -> int:
     if config.benchmark not in BENCHMARKS or config.method not in METHODS:
         return 0
     try:
-        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).to_json()
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).values()
     except AlassoError:  # the method goes with another network alone
         return 0
     ignored = ("tasks", "seed", "settings", "path")
-    return sum(value != usual[name] for name, value in config.to_json().items() if name not in ignored)
+    return sum(value != usual[name] for name, value in config.values().items() if name not in ignored)
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _finished(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """All groups of one benchmark and number of tasks, in the methods' order, the standard group of each first."""
+    """All groups of one benchmark and number of tasks, as :func:`in_order` has them."""
 
     benchmark: str
     tasks: int
@@ -231,28 +231,99 @@ class Section:
     @cached_property
     def standard(self) -> dict[str, Group]:
         """The group that stands for each method."""
-        chosen: dict[str, Group] = {}
-        for group in self.groups:
-            chosen.setdefault(group.method, group)
-        return chosen
+        by_method = {group.method: of_method(self.groups, group.method) for group in self.groups}
+        return {method: min(found, key=_standing) for method, found in by_method.items()}
 
     @cached_property
     def headline(self) -> list[Group]:
-        """What the main figures show: each method once, and the two ablations."""
+        """What the main figures show at first: all of a few or of a sweep, else each method once and the ablations."""
+        if len(self.groups) <= FEW:
+            return list(self.groups)
+        if self.is_sweep:
+            return spread_out(self.groups, MOST_LINES)
         ablations = [group for group in self.groups if group.variant in ("asymmetric only", "accurate only")]
         best = {group.variant: group for group in sorted(ablations, key=_standing, reverse=True)}
         standing = [*self.standard.values(), *best.values()]
         return [group for group in self.groups if any(group is other for other in standing)]
 
+    @property
+    def is_sweep(self) -> bool:
+        return is_sweep(self.groups)
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Config hash → method and what tells the group apart from the method's others here: ``ALASSO a=3``."""
+        return labels(self.groups)
+
     def label(self, group: Group) -> str:
-        """Method and what sets this group apart from the method's standard one: ``ALASSO a=3``."""
-        standard = self.standard[group.method]
-        name = METHOD_NAMES.get(group.method, group.method)
-        own = next((keys for _, called, keys in VARIANTS if called == group.variant), frozenset())
-        apart = {key: value for key, value in differences(group.config, standard.config).items() if key not in own}
-        if group.variant:
-            name += f", {group.variant}"
-        return " ".join([name, *(f"{key}={plain(value, 24)}" for key, value in apart.items())])
+        return self.labels[group.config.hash]
+
+    @cached_property
+    def _headline_labels(self) -> dict[str, str]:
+        return labels(self.headline)
+
+    def figure_label(self, group: Group) -> str:
+        """For figures that show the headline alone: apart from the others in it."""
+        return self._headline_labels.get(group.config.hash, self.label(group))
+
+
+def of_method(groups: Iterable[Group], method: str) -> list[Group]:
+    return [group for group in groups if group.method == method]
+
+
+def is_sweep(groups: Sequence[Group]) -> bool:
+    """Whether half of the groups or more are further settings of a method that is there already."""
+    plain_ones = [group for group in groups if not group.variant]
+    further = len(plain_ones) - len({group.method for group in plain_ones})
+    return further > 0 and 2 * further >= len(groups)
+
+
+FEW = 6  # groups that a figure shows without a choice
+MOST_LINES = 12  # lines of a sweep that can still be told apart
+
+
+def spread_out(groups: Sequence[Group], most: int) -> list[Group]:
+    """At most so many, evenly over their order, the first and the last among them."""
+    if len(groups) <= most:
+        return list(groups)
+    return [groups[round(place * (len(groups) - 1) / (most - 1))] for place in range(most)]
+
+
+# -- labels -------------------------------------------------------------------------------------------------------
+
+MOST_IN_LABEL = 3  # settings that the label of a benchmark's own preset spells out
+
+
+def labels(groups: Sequence[Group]) -> dict[str, str]:
+    """Config hash → label, for groups that are shown together.
+
+    A method's name stands alone only where it is the method's only group but for variants with names of their own.
+    """
+    named = {group.config.hash: _label(group, of_method(groups, group.method)) for group in groups}
+    shown = list(named.values())
+    # Long texts may be cut to the same one.
+    return {key: label if shown.count(label) == 1 else f"{label} [{key[:6]}]" for key, label in named.items()}
+
+
+def _label(group: Group, alike: Sequence[Group]) -> str:
+    name = METHOD_NAMES.get(group.method, group.method)
+    if group.variant:
+        name += f", {group.variant}"
+    standard, ours = min(alike, key=_standing), _flat(group.config)
+    family = [_flat(other.config) for other in alike if other.variant == group.variant]
+    varied = [key for key in ours if any(ours[key] != theirs.get(key) for theirs in family)]
+    own = next((keys for _, called, keys in VARIANTS if called == group.variant), frozenset())
+    apart = [key for key in differences(group.config, standard.config) if key not in own]
+    if sum(all(theirs.get(key) == ours[key] for key in apart) for theirs in family) > 1:
+        if len(varied) > MOST_IN_LABEL and is_preset(group.config):
+            return f"{name}, preset"
+        apart = [key for key in ours if key in apart or key in varied]
+    return " ".join([name, *(f"{key}={plain(ours[key], 24)}" for key in apart)])
+
+
+def is_preset(config: RunConfig) -> bool:
+    """Whether a run is what its benchmark has for the method."""
+    return config.benchmark in BENCHMARKS and has_default_settings(config) and not fields_off_preset(config)
 
 
 def sections(results: Iterable[Result]) -> list[Section]:
@@ -269,15 +340,21 @@ def sections(results: Iterable[Result]) -> list[Section]:
 
 
 def in_order(found: Sequence[Group]) -> list[Group]:
-    """Methods as legends name them; of each method the standard group first, the others by their settings."""
-    by_method: dict[str, list[Group]] = {}
-    for group in found:
-        by_method.setdefault(group.method, []).append(group)
-    known = [method for method in METHOD_ORDER if method in by_method]
+    """Methods as legends name them; of each method the standard group first, the others by their settings.
+
+    In a sweep only the benchmark's own preset goes first: the best of the others stays in its place.
+    """
+    methods = {group.method for group in found}
+    known = [method for method in METHOD_ORDER if method in methods]
+    sweep = is_sweep(found)
     ordered: list[Group] = []
-    for method in [*known, *sorted(set(by_method) - set(known))]:
-        standard = min(by_method[method], key=_standing)
-        ordered += [standard, *sorted((g for g in by_method[method] if g is not standard), key=_by_settings)]
+    for method in [*known, *sorted(methods - set(known))]:
+        alike = sorted(of_method(found, method), key=by_settings)
+        standard = min(alike, key=_standing)
+        if sweep and not is_preset(standard.config):
+            ordered += alike
+        else:
+            ordered += [standard, *(group for group in alike if group is not standard)]
     return ordered
 
 
@@ -296,12 +373,12 @@ def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    raw = config.to_json()
+    raw = config.values()
     raw.pop("seed")
     return {**raw.pop("settings"), **raw}
 
 
-def _by_settings(group: Group) -> tuple[Any, ...]:
+def by_settings(group: Group) -> tuple[Any, ...]:
     values = [
         (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
         for value in _flat(group.config).values()

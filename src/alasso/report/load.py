@@ -24,27 +24,33 @@ class Collected:
 
 
 def collect(paths: Sequence[Path]) -> Collected:
-    """Every result among files and folders, folders searched to the bottom."""
+    """Every result among files and folders, folders searched to the bottom; a run and its copies count once."""
     found = Collected()
+    by_name: dict[str, list[Result]] = {}
     for path in json_files(paths):
         try:
-            found.results.append(read_checked(path))
+            result = read_checked(path)
         except AlassoError as error:
             found.left_out.append(str(error))
+            continue
+        alike = by_name.setdefault(result.name, [])
+        if result not in alike:
+            alike.append(result)
+            found.results.append(result)
     return found
 
 
 def json_files(paths: Iterable[Path]) -> list[Path]:
-    files: dict[Path, None] = {}
+    """Files to read, each once by whatever ways it is reached."""
+    files: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise AlassoError(f"there is no file or folder {path}")
-        if path.is_dir():
-            below = (file for file in sorted(path.rglob("*.json")) if file.is_file())
-            files.update(dict.fromkeys(file for file in below if not file.name.endswith(BESIDE_RESULTS)))
-        elif not path.name.endswith(BESIDE_RESULTS):
-            files[path] = None
-    return list(files)
+        below = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        for file in below:
+            if file.is_file() and not file.name.endswith(BESIDE_RESULTS):
+                files.setdefault(file.resolve(), file)
+    return list(files.values())
 
 
 def read_checked(path: Path) -> Result:

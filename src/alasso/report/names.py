@@ -5,7 +5,7 @@ Colours are Okabe and Ito's, told apart with any colour vision; each has a twin 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Methods in the order of legends and tables.
 METHOD_NAMES: dict[str, str] = {
@@ -76,6 +76,27 @@ def look_of(method: str, variant: str | None = None, extra: int = 0) -> Look:
     if not extra:
         return look
     return Look(look.light, look.dark, look.marker, EXTRA_DASHES[(extra - 1) % len(EXTRA_DASHES)])
+
+
+#: Colours of a sweep, from its smallest setting to its largest, on light and on dark.
+RAMP = (_NAVY, _BLUE, _GREEN, _ORANGE, _VERMILLION)
+
+
+def on_ramp(share: float, look: Look) -> Look:
+    """``look`` in the colour of this place between the ends of a sweep, 0 to 1.
+
+    >>> on_ramp(0.0, UNKNOWN_LOOK).light, on_ramp(0.5, UNKNOWN_LOOK).light, on_ramp(1.0, UNKNOWN_LOOK).light
+    ('#00334F', '#009E73', '#D55E00')
+    """
+    at = share * (len(RAMP) - 1)
+    below = min(int(at), len(RAMP) - 2)
+    light, dark = (_between(RAMP[below][i], RAMP[below + 1][i], at - below) for i in (0, 1))
+    return replace(look, light=light, dark=dark)
+
+
+def _between(one: str, other: str, share: float) -> str:
+    channels = ((int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in channels)
 
 
 def plain(value: object, longest: int = 60) -> str:

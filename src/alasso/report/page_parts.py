@@ -122,7 +122,7 @@ def sensitivity_table(section: Section) -> str:
 
 def run_details(section: Section, group: Group) -> str:
     """Settings, machine and seeds of one group."""
-    config = group.config.to_json()
+    config = group.config.values()
     method = METHODS[group.method].title if group.method in METHODS else group.method
     settings = {**config.pop("settings"), **config}
     for key in ("seed", "benchmark", "method"):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from alasso.report.probe import Measured
+    from alasso.report.probe_findings import Measured
 
 
 def write_probe(measured: Measured, folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
     from alasso.reproduce.claims import Judged
+    from alasso.reproduce.evidence import Evidence
     from alasso.reproduce.study import Study
 
 STOPPED = 130  # as shells report a program ended by Ctrl-C
@@ -41,13 +42,14 @@ def reproduce(
         bool, typer.Option("--plan", help="Say what would be run and how long it takes; run nothing.")
     ] = False,
     judge: Annotated[
-        bool, typer.Option("--judge", help="Run nothing: verdicts and documents from the results there are.")
+        bool, typer.Option("--judge", help="Run nothing: verdicts and the document from the results there are.")
     ] = False,
     document: Annotated[
         Path | None, typer.Option(help="The document. Default: docs/reproduction.md; with --quick, beside the results.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="The page. Default: runs/report.html; with --quick, beside the results.")
+        Path | None,
+        typer.Option(help="The page. Default: runs/report.html; with --quick, beside the results; with --judge, none."),
     ] = None,
     study: Annotated[
         Path | None, typer.Option(help="Experiments and claims of your own: a folder laid out as the paper's is.")
@@ -63,7 +65,7 @@ def reproduce(
         return show_plan(work, device, data_dir)
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
-    return conclude(work, quiet=quiet)
+    return conclude(work, quiet=quiet, with_page=not judge or report is not None)
 
 
 def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
@@ -104,11 +106,12 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
         raise typer.Exit(STOPPED) from None
 
 
-def conclude(work: Study, *, quiet: bool) -> None:
+def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     """The verdict table, the document, the page."""
     from alasso.reproduce import show
 
-    judged = work.judged()
+    evidence = work.evidence()
+    judged = work.judged(evidence)
     about = [one for one in judged if one.claim in work.claims_about_chosen()]
     console = Console()
     console.print(show.verdict_table(about, quick=work.quick, width=console.width))
@@ -117,19 +120,21 @@ def conclude(work: Study, *, quiet: bool) -> None:
     if not quiet:
         for line in show.missing_lines(about):
             say(line)
-    write(work, judged)
+    write(work, judged, evidence, with_page=with_page)
 
 
-def write(work: Study, judged: Sequence[Judged]) -> None:
+def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_page: bool) -> None:
     from alasso.bench.atomic import write_whole
+    from alasso.report.drawing import matplotlib
 
-    drawing = True
+    drawing, page = True, None
     try:
-        page = work.page()
+        matplotlib()
+        page = work.page() if with_page else None
     except AlassoError as error:  # the report extra is not installed
-        drawing, page = False, None
+        drawing = False
         say(NO_DRAWING.format(error))
-    write_whole(work.places.document, work.document(judged, drawing=drawing).encode())
+    write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())
     say(f"{work.places.document}: {len(judged)} claims")
     if page is not None:
         write_whole(work.places.report, page.encode())

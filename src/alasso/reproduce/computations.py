@@ -22,7 +22,7 @@ from alasso.report.groups import Array
 from alasso.reproduce.evidence import Evidence, Values
 
 if TYPE_CHECKING:
-    from alasso.report.probe import Measured
+    from alasso.report.probe_findings import Measured
 
 
 @dataclass(frozen=True)

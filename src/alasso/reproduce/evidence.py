@@ -15,7 +15,7 @@ from alasso.reproduce.experiments import Experiment, config_of
 from alasso.reproduce.plan import probe_path, results_in
 
 if TYPE_CHECKING:
-    from alasso.report.probe import Measured
+    from alasso.report.probe_findings import Measured
 
 Values = dict[int, float]  # seed → value
 AS_PUBLISHED = ("official", "scikit-learn")
@@ -98,7 +98,7 @@ class Evidence:
 
 
 def read_probe(path: Path) -> Measured:
-    from alasso.report.probe import Measured, Plan
+    from alasso.report.probe_findings import Measured, Plan
 
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

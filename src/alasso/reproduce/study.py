@@ -88,17 +88,17 @@ class Study:
         stopwatch = timing.Stopwatch(device, say)
         return timing.estimate(plan, known, self.places.out, timing.device_name(device), stopwatch)
 
-    def judged(self) -> list[Judged]:
-        return judge_all(self.claims.tested, self.evidence())
+    def judged(self, evidence: Evidence | None = None) -> list[Judged]:
+        return judge_all(self.claims.tested, evidence or self.evidence())
 
     def claims_about_chosen(self) -> list[Claim]:
         return about(self.claims.tested, self.chosen)
 
-    def document(self, judged: Sequence[Judged], *, drawing: bool) -> str:
+    def document(self, judged: Sequence[Judged], *, drawing: bool, evidence: Evidence | None = None) -> str:
         """The whole document, whatever was chosen to run: it shows all results there are."""
         places = self.places
         document = Document(
-            self.evidence(),
+            evidence or self.evidence(),
             judged,
             self.claims.untested,
             places.out,
@@ -111,11 +111,9 @@ class Study:
         """The report of all results in the folder; None where there are none."""
         from alasso.report import page
         from alasso.report.charts import bokeh
-        from alasso.report.drawing import matplotlib
         from alasso.report.load import collect
 
         bokeh()
-        matplotlib()
         if not self.places.out.is_dir():
             return None
         found = collect([self.places.out])

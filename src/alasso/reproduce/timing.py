@@ -44,9 +44,20 @@ SHAPES = {
     "split-cifar": (3, 32, 32),
     "split-tiny-imagenet": (3, 224, 224),
 }
-MEASURING_S = 0.5  # for each kind of step
-WARM_UP_STEPS = 16
-SMALL_BATCH = 16  # on a CPU a batch of large images takes seconds: a small one is measured and scaled
+SMALL_BATCH = 4  # on a CPU a batch of large images takes seconds: a small one is measured and scaled
+
+
+@dataclass(frozen=True)
+class Watching:
+    """How long steps are watched: so many to warm up, then ``seconds``, but no fewer than ``least`` steps."""
+
+    warm_up: int
+    least: int
+    seconds: float
+
+
+#: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
+ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
 
 
 @dataclass(frozen=True)
@@ -219,31 +230,38 @@ class Stopwatch:
         if key not in self.measured:
             if not self.measured:
                 self.say("measuring how fast this device is")
-            self.measured[key] = seconds_of_a_step(config, self.device, MEASURING_S)
+            self.measured[key] = seconds_of_a_step(config, self.device)
         return self.measured[key]
 
 
-def seconds_of_a_step(config: RunConfig, device: str, budget: float) -> float:
-    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off."""
+def seconds_of_a_step(config: RunConfig, device: str) -> float:
+    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off.
+
+    On a CPU it is a run without a method, unless that is VCL: compiling would take longer than all the rest, and a
+    compiled step with the penalty takes about as long as a plain one.
+    """
     import torch
 
     from alasso.bench.streams import Stream
     from alasso.bench.train import run, torch_device
 
     place = torch_device(device)
+    on_cpu = place.type == "cpu"
     shape, classes = SHAPES[config.benchmark], config.classes_per_task or 10
     changes: dict[str, Any] = {"tasks": 1, "epochs": 10**6}
-    if "point_epochs" in config.settings:  # training before training; not what is measured
+    if on_cpu and not config.method.startswith("vcl"):
+        changes |= {"method": "sgd", "settings": {}, "memory": 0}
+    elif "point_epochs" in config.settings:  # training before training; not what is measured
         changes["settings"] = {**config.settings, "point_epochs": 0}
     scale = 1.0
-    if place.type == "cpu" and len(shape) == 3 and shape[-1] > 64:
+    if on_cpu and len(shape) == 3 and shape[-1] > 64:
         scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
     config = dataclasses.replace(config, **changes)
     count = 8 * config.batch_size
     x, y = torch.rand(count, *shape), torch.arange(count) % classes
     stream = Stream.of([((x, y), (x[:classes], y[:classes]))], device=place)
     finish = torch.cuda.synchronize if place.type == "cuda" else lambda: None
-    meter = Meter(budget, 1 if scale > 1 else WARM_UP_STEPS, finish)
+    meter = Meter(ON_CPU if on_cpu else ON_GPU, finish)
     try:
         run(config, stream=stream, device=device, observer=meter)
     except Enough:
@@ -256,18 +274,19 @@ class Enough(Exception):
 
 
 class Meter(Quiet):
-    """Watches steps for ``budget`` seconds after the first few, in which things are compiled and recorded."""
+    """Watches steps after those that warm up."""
 
-    def __init__(self, budget: float, warm_up: int, finish: Callable[[], None]) -> None:
-        self.budget, self.warm_up, self.finish = budget, warm_up, finish
+    def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:
+        self.watching, self.finish = watching, finish
         self.began = self.seconds = 0.0
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
-        if done == self.warm_up:
+        if done == self.watching.warm_up:
             self.finish()
             self.began = time.monotonic()
-        made = done - self.warm_up
-        if made >= 2 and made % 2 == 0 and time.monotonic() - self.began > self.budget:
+        made = done - self.watching.warm_up
+        enough = made >= self.watching.least and made % self.watching.least == 0
+        if enough and time.monotonic() - self.began > self.watching.seconds:
             self.finish()
             self.seconds = (time.monotonic() - self.began) / made
             raise Enough

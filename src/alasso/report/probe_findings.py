@@ -1,0 +1,93 @@
+"""What a probe is to measure and what it found, in plain numbers: read and shown without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alasso.errors import AlassoError
+from alasso.report.groups import Array
+
+#: Less than this share of the loss is rounding, not a change.
+FLAT = 1e-12
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: so many random weights, so many places from −span to +span, on so many examples."""
+
+    weights: int = 200
+    offsets: int = 41
+    span: float = 1.0
+    examples: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.offsets % 2 == 0:
+            raise AlassoError(f"offsets must be odd, so that the optimum itself is among them, not {self.offsets}")
+        if not 0 < self.span < float("inf"):
+            raise AlassoError(f"span must be a positive number, not {self.span}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A probe's findings in plain numbers. ``losses[k][o]``: with weight k moved by offset o."""
+
+    config: dict[str, Any]
+    plan: Plan
+    seconds: float  # of the measurement, training aside
+    accuracy: float  # on the first task's test examples
+    offsets: list[float]
+    weights: list[str]
+    losses: list[list[float]]
+    importance: list[float]  # Ω of each weight
+    came_from: list[float]  # start of training minus end, of each weight
+    surrogates: dict[str, list[list[float]]]  # method → value at each offset, of each weight
+
+    def changes(self) -> Array:
+        """(weights, offsets): loss minus loss at the optimum."""
+        found = np.array(self.losses)
+        return np.asarray(found - found[:, [len(self.offsets) // 2]])
+
+    def steep_right(self) -> Array:
+        """The changes with each weight's steeper side turned right; weights without any effect are left out."""
+        changes = self.changes()
+        changes = changes[np.abs(changes).max(axis=1) > FLAT * np.abs(self.losses).max()]
+        flip = changes[:, 0] > changes[:, -1]
+        return np.asarray(np.where(flip[:, None], changes[:, ::-1], changes))
+
+    def shallow_over_steep(self) -> Array:
+        """Change at the shallow end over rise at the steep end, not below −1, of weights with a side where it rises.
+
+        1: both sides alike. 0: flat on one side. −1: falls on one side as much as it rises on the other, or more.
+        """
+        lines = self.steep_right()
+        lines = lines[lines[:, -1] > 0]
+        return np.asarray((lines[:, 0] / lines[:, -1]).clip(min=-1))
+
+    def statement(self) -> list[str]:
+        """How asymmetric the sample is, in words."""
+        total, lines, plan = len(self.losses), self.steep_right(), self.plan
+        evenness = self.shallow_over_steep()
+        both_rise = 1 / evenness[evenness > 0]
+        rises = lines[lines[:, -1] > 0, -1]
+        said = [
+            f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
+            f"(test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
+            f"on {plan.examples} training examples; measured in {self.seconds:.1f} s",
+            f"{total - len(lines)} have no effect on the loss at all: their input is always zero, or their unit is",
+            f"for {len(lines) - len(rises)} the loss rises on neither side: training ended short of their optimum",
+        ]
+        if len(evenness):
+            said.append(
+                f"{len(evenness)} have a side where the loss rises, by {np.median(rises):.2g} (median); "
+                f"the other side changes by {np.median(evenness):.2f} of that (median; 1: symmetric, below 0: it falls)"
+            )
+        if len(both_rise):
+            low, middle, high = np.quantile(both_rise, (0.25, 0.5, 0.75))
+            said.append(
+                f"for {len(both_rise)} the loss rises on both sides, {middle:.2f} times as much on the steep one "
+                f"(median; quartiles {low:.2f} and {high:.2f})"
+            )
+        return said

@@ -1,0 +1,184 @@
+"""Steps of optimizers that are not attached: counted, and said at the end of the task where they are most of it."""
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from alasso import ALASSO, EWC, MAS, SI
+
+from helpers import mlp, run, step, toy_tasks
+
+BATCHES = toy_tasks(1, batches=8)[0]
+
+
+def trained(make=SI, seen=2, unseen=0):
+    """A model whose regularizer saw some of its steps; the others were another optimizer's."""
+    torch.manual_seed(0)
+    model = mlp(6, 5, 4)
+    reg = make(model)
+    optimizer, other = (torch.optim.Adam(model.parameters(), lr=0.01) for _ in range(2))
+    reg.attach(optimizer)
+    run(model, optimizer, BATCHES[:seen])
+    run(model, other, BATCHES[:unseen])
+    return model, optimizer, other, reg
+
+
+@pytest.mark.parametrize("make", [ALASSO, SI])
+def test_a_task_mostly_trained_by_another_optimizer_is_one_clear_sentence(make):
+    _, _, _, reg = trained(make, seen=2, unseen=8)
+    with pytest.warns(UserWarning, match=r"seen only 2 of 10 optimizer steps .* attach\(\) every") as caught:
+        reg.consolidate()
+    assert [warning.filename for warning in caught] == [__file__]  # said of the user's own line
+    assert (reg.tasks, reg.steps, reg.unseen_steps) == (1, 0, 0)
+
+
+def test_the_count_begins_anew_with_every_task():
+    model, optimizer, other, reg = trained(seen=4, unseen=3)
+    reg.consolidate()
+    run(model, other, BATCHES[:3])
+    run(model, optimizer, BATCHES[:2])
+    with pytest.warns(UserWarning, match="only 2 of 5"):
+        reg.consolidate()
+
+
+# The tests' settings make a warning an error: what follows must give none.
+
+
+@pytest.mark.parametrize(("seen", "unseen"), [(2, 0), (8, 3)])
+def test_nothing_is_said_where_most_steps_were_seen(seen, unseen):
+    _, _, _, reg = trained(seen=seen, unseen=unseen)
+    assert reg.unseen_steps == unseen
+    reg.consolidate()
+
+
+@pytest.mark.parametrize("make", [EWC, MAS])
+def test_methods_that_need_no_path_say_nothing(make):
+    _, _, _, reg = trained(make, seen=1, unseen=8)
+    reg.consolidate(BATCHES)
+
+
+def test_training_before_the_first_attached_step_has_no_path_to_miss():
+    torch.manual_seed(0)
+    model = mlp(6, 5, 4)
+    reg = SI(model)
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    run(model, other, BATCHES)
+    reg.attach(optimizer)
+    run(model, other, BATCHES)
+    run(model, optimizer, BATCHES[:2])
+    assert reg.unseen_steps == 0
+    reg.consolidate()
+
+
+def test_steps_after_detach_count():
+    model, optimizer, _, reg = trained(seen=2)
+    reg.detach()
+    run(model, optimizer, BATCHES)
+    assert (reg.steps, reg.unseen_steps) == (2, 8)
+
+
+def test_weights_that_are_clipped_or_restored_are_not_steps():
+    model, optimizer, _, reg = trained(seen=1)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for batch in BATCHES:
+        step(model, optimizer, batch)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.5, 0.5)
+    model.load_state_dict(kept)
+    assert reg.unseen_steps == 0
+    reg.consolidate()
+
+
+def test_other_models_and_parameters_without_a_gradient_do_not_count():
+    _, _, other, reg = trained(seen=1)
+    stranger = mlp(6, 5, 4)
+    run(stranger, torch.optim.SGD(stranger.parameters(), lr=0.1), BATCHES)
+    other.zero_grad()
+    other.step()
+    assert reg.unseen_steps == 0
+
+
+def test_excluded_parameters_may_be_trained_by_whom_one_likes():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    reg = SI(model, exclude=["1.*"]).attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    head = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    run(model, head, BATCHES)
+    assert reg.unseen_steps == 0
+
+
+class CallsItsParent(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_a_subclass_that_calls_its_parents_step_counts_once():
+    model, _, _, reg = trained(seen=1)
+    run(model, CallsItsParent(model.parameters(), lr=0.1), BATCHES)
+    assert reg.unseen_steps == 8
+
+
+def test_a_closure_that_passes_the_regularizer_by_counts():
+    model, _, other, reg = trained(seen=1)
+    x, y = BATCHES[0]
+
+    def closure():
+        other.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    other.step(closure)
+    assert reg.unseen_steps == 1
+
+
+class Wraps(torch.optim.Optimizer):
+    """An optimizer around another one, as lookahead is."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize("attach_to", ["wrapper", "inner"])
+def test_an_optimizer_within_another_makes_one_step_that_is_seen(attach_to):
+    torch.manual_seed(0)
+    model = mlp(6, 5, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = Wraps(inner)
+    reg = SI(model).attach(wrapper if attach_to == "wrapper" else inner)
+    run(model, wrapper, BATCHES)
+    assert (reg.steps, reg.unseen_steps) == (8, 0)
+    reg.consolidate()
+
+
+def test_a_step_that_raised_is_no_step():
+    model, _, other, reg = trained(seen=1)
+
+    def broken():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        other.step(broken)
+    step(model, other, BATCHES[0])
+    assert reg.unseen_steps == 1
+
+
+def test_counting_keeps_no_regularizer_alive():
+    model, optimizer, other, reg = trained(seen=1, unseen=1)
+    gone = weakref.ref(reg)
+    reg.detach()
+    del reg
+    gc.collect()
+    assert gone() is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(model, optimizer, BATCHES)
+        run(model, other, BATCHES)
