@@ -1,11 +1,14 @@
 """Stacked runs against the same runs one by one."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from alasso.bench import lane_batches, lanes, models, results, stack, train
+from alasso import kernels
+from alasso.bench import compiling, lane_batches, lane_gradients, lanes, models, results, stack, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.learners import Regularized
@@ -214,22 +217,89 @@ def test_padding_holds_every_example_once_and_shares_add_up():
 
 
 def test_a_narrow_layer_as_a_sum_is_the_layer():
-    layer = nn.Linear(7, 5).double()
+    network = nn.Sequential(nn.Linear(7, lane_gradients.NARROW), nn.Linear(lane_gradients.NARROW, 40)).double()
     x = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
-    found = []
-    for kind in (nn.Linear, stack.NarrowLinear):
-        stack.NarrowLinear.instead_of(type(layer), kind, nn.Sequential(layer))
-        assert type(layer) is kind
-        out = layer(x)
-        found.append([out, *torch.autograd.grad(out.pow(3).sum(), [x, layer.weight, layer.bias])])
-    for product, weighted_sum in zip(*found, strict=True):
+
+    def found():
+        out = network(x)
+        return [out, *torch.autograd.grad(out.pow(3).sum(), [x, *network.parameters()])]
+
+    products = found()
+    lane_gradients.make_sums_of_narrow_layers(network)
+    assert [type(layer) for layer in network] == [lane_gradients.NarrowLinear, nn.Linear]
+    for product, weighted_sum in zip(products, found(), strict=True):
         torch.testing.assert_close(weighted_sum, product, rtol=1e-12, atol=1e-12)
 
 
-def test_a_wide_layer_stays_a_product():
-    network = nn.Sequential(nn.Linear(3, stack.NARROW + 1))
-    stack.NarrowLinear.instead_of(nn.Linear, stack.NarrowLinear, network)
-    assert type(network[0]) is nn.Linear
+def trained_together(model=None):
+    """Everything of two small lanes after two tasks."""
+    configs = [small(method, tasks=2, epochs=1, hidden=8) for method in ("alasso", "si")]
+    streams = make_streams(configs, None, CPU)
+    pairs = zip(configs, streams, strict=True)
+    group = [train.begun(config, stream, model, CPU, None, None, train.Quiet()) for config, stream in pairs]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of itself while it compiles
+        train.Trainer(group, 1e9, lambda: False).train()
+    return [everything(lane) for lane in group]
+
+
+@pytest.fixture
+def compiled_on_a_cpu(monkeypatch):
+    """As on a GPU, with the compiler for a CPU."""
+    if kernels.no_compiler("cpu"):
+        pytest.skip("there is no compiler")
+    for module in (stack, lane_gradients):
+        monkeypatch.setattr(module, "compiles_on", lambda device: True)
+
+
+def test_compiled_steps_equal_plain_ones(request, caplog):
+    plain = trained_together(InDouble)
+    request.getfixturevalue("compiled_on_a_cpu")
+    with caplog.at_level("INFO", "alasso"):
+        compiled = trained_together(InDouble)
+    assert "not compiled" not in caplog.text
+    for got, want in zip(compiled, plain, strict=True):
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-12)
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(request, monkeypatch, caplog):
+    plain = trained_together(InDouble)
+    request.getfixturevalue("compiled_on_a_cpu")
+    monkeypatch.setattr(stack, "compiles_on", lambda device: False)
+
+    def refusing(make, key):
+        def run(*arguments):
+            raise RuntimeError("beyond the compiler")
+
+        return run
+
+    monkeypatch.setattr(lane_gradients, "compiled_once", refusing)
+    with caplog.at_level("INFO", "alasso"):
+        uncompiled = trained_together(InDouble)
+    assert caplog.text.count("not compiled: beyond the compiler") == 1
+    for got, want in zip(uncompiled, plain, strict=True):
+        assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_stacks_of_one_kind_share_what_is_compiled(compiled_on_a_cpu):
+    first = trained_together()
+    known = dict(compiling._made)
+    assert known
+    for got, want in zip(trained_together(), first, strict=True):
+        assert all(torch.equal(got[name], want[name]) for name in want)
+    assert compiling._made == known
+
+
+def test_only_networks_that_show_all_they_are_share_what_is_compiled():
+    class Own(nn.Module):
+        def forward(self, x):
+            return x
+
+    assert compiling.structure(models.mlp((64,), 10, hidden=8)) == compiling.structure(models.mlp((64,), 10, hidden=8))
+    assert compiling.structure(models.mlp((64,), 10, hidden=8)) != compiling.structure(models.mlp((64,), 10, hidden=9))
+    assert compiling.structure(nn.Sequential(nn.Linear(2, 2), Own())) is None
+    assert compiling.structure(nn.TransformerEncoderLayer(8, 2)) is None
 
 
 @on_gpu
@@ -287,7 +357,8 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, monkeypatch):
 
     fast = trained()
     monkeypatch.setattr(lanes, "WARM_UP", 10**9)
-    monkeypatch.setattr(stack.kernels, "no_compiler", lambda device: "not here")
+    monkeypatch.setattr(stack, "compiles_on", lambda device: False)
+    monkeypatch.setattr(lane_gradients, "compiles_on", lambda device: False)
     for got, want in zip(fast, trained(), strict=True):
         for name in want:
             scale = want[name].double().abs().mean() + 1e-12

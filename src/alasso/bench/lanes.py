@@ -19,8 +19,9 @@ from torch import Tensor
 
 from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
+from alasso.bench.lane_gradients import LaneBatch
 from alasso.bench.learners import Learner, StepPlan
-from alasso.bench.stack import LaneBatch, Stack
+from alasso.bench.stack import Stack
 
 WARM_UP = 3  # real steps, made one by one, before one is recorded
 #: Methods whose step is: gather, cross-entropy, backward, spring, Adam.

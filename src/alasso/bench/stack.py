@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from alasso import kernels
+from alasso.bench.compiling import compiled, compiles_on
+from alasso.bench.lane_gradients import LaneBatch, LaneGradients
 from alasso.bench.learners import Learner, Regularized
 from alasso.methods.surrogate import two_sided_spring_grad
 from alasso.moves import adam_direction, adam_moments, bias_corrections
 
 BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
 SMALL = 1 << 16  # weights of a tensor below which its update is not worth waiting for
-
-NARROW = 16  # outputs up to which a dense layer is made a sum
-NUMBERS = itertools.count()  # of stacks made so far
-
-log = logging.getLogger("alasso")
-
-
-class NarrowLinear(nn.Linear):
-    """A dense layer with few outputs as a weighted sum, which the compiler makes part of what stands beside it; as a
-    product, it would keep a GPU busy with a handful of tiles, there and back.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        sums = (x.unsqueeze(-2) * self.weight).sum(-1)
-        return sums if self.bias is None else sums + self.bias
-
-    @staticmethod
-    def instead_of(kind: type[nn.Linear], by: type[nn.Linear], network: nn.Module) -> None:
-        """Layers of one kind and few outputs become the other kind, in place."""
-        for layer in network.modules():
-            if type(layer) is kind and layer.out_features <= NARROW:
-                layer.__class__ = by
-
-
-class LaneBatch(NamedTuple):
-    """What one step is made on, gathered: inputs (lanes, batch, …), labels counted from the lane's first column, each
-    example's share in the lane's loss, and the columns of the output that are the lane's own.
-    """
-
-    x: Tensor
-    y: Tensor
-    share: Tensor
-    columns: Tensor  # (lanes, classes of the task)
 
 
 class Slot(NamedTuple):
@@ -88,9 +52,7 @@ class Stack:
     def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = learners
         self.device = learners[0].device
-        self.network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
         self.alone = len(learners) == 1  # needs no leading axis
-        self.bf16 = learners[0].config.precision == "bf16"
         self.laid_out = False
         on_gpu = self.device.type == "cuda"
         # What is done aside is short and goes first, not last.
@@ -107,16 +69,8 @@ class Stack:
         }
         self.at_work: list[torch.cuda.Stream] = []
         self.kept: list[Tensor] = []
-        self.number = next(NUMBERS)
-        self.compiles = on_gpu and not kernels.no_compiler("cuda")
-        self.kernels: dict[tuple[Callable[..., Any], tuple[int, ...]], Callable[..., Any]] = {}
-        self.compiled_gradients: Callable[..., Any] | None = None
-        if self.compiles:
-            # What the compiler decided about a softmax over ten classes is not for the user to act on.
-            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
-            NarrowLinear.instead_of(nn.Linear, NarrowLinear, self.network)
-            own = self.own(lambda *of: self.plain_gradients(*of))
-            self.compiled_gradients = torch.compile(own, dynamic=False, fullgraph=True)
+        network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
+        self.gradients = LaneGradients(network, len(learners), learners[0].config.precision == "bf16", self.device)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -164,8 +118,8 @@ class Stack:
         """
         with self.aside(batch.share):
             pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, batch.share))
-        leaves = {name: slot.theta[0] if self.alone else slot.theta for name, slot in self.slots.items()}
-        gradients, losses = self.gradients(leaves, batch)
+        weights = {name: slot.theta[0] if self.alone else slot.theta for name, slot in self.slots.items()}
+        gradients, losses = self.gradients(weights, batch, plainly=not self.laid_out)
         self.join()
         if not self.laid_out:
             self.lay_out_like(gradients)
@@ -179,49 +133,6 @@ class Stack:
             if name not in small:
                 self.move(name, pace, gradient, self.kernel(spring_and_adam_, self.slots[name].theta.shape))
         self.join()
-
-    def gradients(self, leaves: dict[str, Tensor], batch: LaneBatch) -> tuple[dict[str, Tensor], Tensor]:
-        """Of each lane's loss by its weights; and the losses."""
-        with torch.no_grad():
-            if self.compiled_gradients is not None and self.laid_out:
-                try:
-                    found: tuple[dict[str, Tensor], Tensor] = self.compiled_gradients(leaves, *batch)
-                    return found
-                except Exception as reason:  # whatever a network of the user's own may hold
-                    if torch.cuda.is_current_stream_capturing():
-                        raise
-                    log.info("forward and backward pass are not compiled: %s", kernels.first_line(reason))
-                    self.compiled_gradients = None
-                    NarrowLinear.instead_of(NarrowLinear, nn.Linear, self.network)
-            return self.plain_gradients(leaves, *batch)
-
-    def plain_gradients(
-        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, columns: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        found: tuple[dict[str, Tensor], Tensor] = torch.func.grad(self.losses, has_aux=True)(
-            leaves, x, y, share, columns
-        )
-        return found
-
-    def losses(
-        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, columns: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The losses' sum, whose gradient by a lane's weights is that of the lane's own loss; and the losses."""
-        outputs = self.outputs(leaves, x)
-        if columns.shape[1] < outputs.shape[2]:
-            outputs = outputs.gather(2, columns[:, None, :].expand(-1, outputs.shape[1], -1))
-        losses = shared_cross_entropy(outputs, y, share)
-        return losses.sum(), losses
-
-    def outputs(self, leaves: dict[str, Tensor], x: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            if self.alone:
-                outputs: Tensor = functional_call(self.network, leaves, x[0])[None]
-            else:
-                outputs = vmap(lambda w, inputs: functional_call(self.network, w, inputs), randomness="different")(
-                    leaves, x
-                )
-        return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     @torch.no_grad()
     def move(self, name: str, pace: Pace, gradient: Tensor, kernel: Callable[..., None]) -> None:
@@ -249,20 +160,7 @@ class Stack:
         self.kept.clear()
 
     def kernel(self, function: Callable[..., Any], shape: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """The function compiled, for a GPU, where each kernel saved is a launch saved; elsewhere as it is.
-
-        For one ``shape`` alone, a pass over weights finds out sooner which lane a weight is of.
-        """
-        if not self.compiles:
-            return function
-        if (function, shape) not in self.kernels:
-            own = self.own(function, *shape)
-            self.kernels[function, shape] = torch.compile(own, dynamic=not shape, fullgraph=True)
-        return self.kernels[function, shape]
-
-    def own(self, function: Callable[..., Any], *shape: int) -> Callable[..., Any]:
-        """The function as this stack's own piece of code: of one piece, torch keeps few compiled variants."""
-        return kernels.renamed(function, "_".join(map(str, (function.__name__, self.number, *shape))))
+        return compiled(function, len(self.learners), shape) if compiles_on(self.device) else function
 
     @torch.no_grad()
     def lay_out_like(self, gradients: dict[str, Tensor]) -> None:
@@ -304,12 +202,6 @@ def spring_and_adam_(
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))
-
-
-def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    """For each lane the cross-entropy of its examples, each weighed with its share."""
-    each = nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
-    return (each.view_as(share) * share).sum(1)
 
 
 def taken(slot: Tensor, content: Tensor) -> Tensor:
