@@ -95,7 +95,7 @@ class AdamEngine(Engine):
         super().step(exchange)
 
     def own_state(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
-        own = self.optimizer.state[parameter]
+        own: dict[str, Any] = self.optimizer.state[parameter]
         if not own:
             self.optimizer._init_group(group, [], [], [], [], [], [])  # type: ignore[attr-defined]
         return own
@@ -197,7 +197,7 @@ class SGDEngine(Engine):
     def own_state(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
         if group["momentum"] == 0:
             return NOTHING
-        own = self.optimizer.state[parameter]
+        own: dict[str, Any] = self.optimizer.state[parameter]
         if own.get("momentum_buffer") is None:
             if group["dampening"] != 0:
                 raise Misfit("the first step with dampening is one of its own")

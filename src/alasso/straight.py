@@ -33,7 +33,7 @@ class Place(NamedTuple):
 class Parts(NamedTuple):
     """A tuple, a NamedTuple or a dataclass."""
 
-    kind: type
+    kind: Any
     forms: tuple[Hashable, ...]
 
 
@@ -94,7 +94,7 @@ def kernel_of(function: Callable[..., None], form: Hashable, tensors: Sequence[T
         examples = [fake.from_tensor(t) if t.dim() else torch.empty((), dtype=t.dtype) for t in tensors]
         graph = make_fx(flat)(*examples)
     with torch.no_grad():
-        kernel: Kernel = compile_graph(graph, examples, options=OPTIONS)
+        kernel: Kernel = compile_graph(graph, list(examples), options=OPTIONS)
     if sizes.guards:
         raise RuntimeError(f"the kernel would serve only some sizes: {sizes.guards[0].expr}")
     return kernel
