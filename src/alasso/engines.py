@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,34 +31,34 @@ Decay = Literal["none", "coupled", "decoupled"]
 
 
 class AdamSettings(NamedTuple):
-    """What a step of Adam depends on, each a tensor without dimensions."""
+    """What a step of Adam depends on, each a number or a tensor without dimensions."""
 
-    step: Tensor
-    lr: Tensor
-    log_beta1: Tensor
-    log_beta2: Tensor
-    weight_decay: Tensor
-    fresh1: Tensor  # 1 − β₁
-    fresh2: Tensor  # 1 − β₂
-    eps: Tensor
+    step: Any
+    lr: Any
+    log_beta1: Any
+    log_beta2: Any
+    weight_decay: Any
+    fresh1: Any  # 1 − β₁
+    fresh2: Any  # 1 − β₂
+    eps: Any
 
 
 class AdamScales(NamedTuple):
     """What each weight's move depends on, worked out from the settings once a step."""
 
-    step_size: Tensor  # η / (1 − β₁ᵗ)
-    root_correction2: Tensor  # √(1 − β₂ᵗ)
-    shrink: Tensor  # 1 − ηλ, of decoupled weight decay
-    weight_decay: Tensor
-    fresh1: Tensor
-    fresh2: Tensor
-    eps: Tensor
+    step_size: Any  # η / (1 − β₁ᵗ)
+    root_correction2: Any  # √(1 − β₂ᵗ)
+    shrink: Any  # 1 − ηλ, of decoupled weight decay
+    weight_decay: Any
+    fresh1: Any
+    fresh2: Any
+    eps: Any
 
 
 def adam_scales(s: AdamSettings) -> AdamScales:
     correction1, correction2 = bias_corrections(s.step, s.log_beta1, s.log_beta2)
     shrink = 1.0 - s.lr * s.weight_decay
-    return AdamScales(s.lr / correction1, correction2.sqrt(), shrink, s.weight_decay, s.fresh1, s.fresh2, s.eps)
+    return AdamScales(s.lr / correction1, correction2**0.5, shrink, s.weight_decay, s.fresh1, s.fresh2, s.eps)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ class AdamRule:
         return theta - scales.step_size * direction, (m, v, *largest)
 
 
+adam_rule = cache(AdamRule)
+
+
 class AdamEngine(Engine):
     """Steps of ``torch.optim.Adam`` and of ``AdamW``."""
 
@@ -90,69 +94,68 @@ class AdamEngine(Engine):
         self._scales: dict[Hashable, AdamScales] = {}  # of this step; most parameters have them in common
         super().step(exchange)
 
-    def rule(self, parameter: nn.Parameter, group: Group) -> AdamRule:
+    def own_state(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        own: dict[str, Any] = self.optimizer.state[parameter]
+        if not own:
+            self.optimizer._init_group(group, [], [], [], [], [], [])  # type: ignore[attr-defined]
+        return own
+
+    def rule(self, own: dict[str, Any], group: Group) -> AdamRule:
         if group["differentiable"]:
             raise Misfit("differentiable=True")
-        if any(isinstance(beta, Tensor) for beta in group["betas"]):
+        beta1, beta2 = group["betas"]
+        if isinstance(beta1, Tensor) or isinstance(beta2, Tensor):
             raise Misfit("betas are tensors")
         decay: Decay = "none"
         if group["weight_decay"] != 0:
             decay = "decoupled" if group.get("decoupled_weight_decay") else "coupled"
-        on_device = self.optimizer.state[parameter]["step"].is_cuda
-        return AdamRule(group["amsgrad"], group["maximize"], decay, on_device)
+        return adam_rule(group["amsgrad"], group["maximize"], decay, own["step"].is_cuda)
 
-    def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
-        if not self.optimizer.state[parameter]:
-            self.optimizer._init_group(group, [], [], [], [], [], [])  # type: ignore[attr-defined]
-        state = self.optimizer.state[parameter]
-        names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
-        if any(name not in state for name in names):
-            raise Misfit("the optimizer's state lacks a moment")
-        return [state[name] for name in names]
+    def moments(self, own: dict[str, Any], group: Group) -> list[Tensor]:
+        names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"] if group["amsgrad"] else ["exp_avg", "exp_avg_sq"]
+        try:
+            return [own[name] for name in names]
+        except KeyError:
+            raise Misfit("the optimizer's state lacks a moment") from None
 
     def count_step(self, work: list[Work]) -> None:
-        steps = [self._step_of(item) for item in work]
-        on_device = [step for step in steps if step.is_cuda]
+        on_device = [item.own["step"] for item in work if item.rule.on_device]
         if on_device:
             torch._foreach_add_(on_device, 1)
-        for step in steps:
-            if not step.is_cuda:
-                step.add_(1)
-
-    def _step_of(self, item: Work) -> Tensor:
-        step: Tensor = self.optimizer.state[item.parameter]["step"]
-        return step
-
-    def time_of(self, parameter: nn.Parameter) -> Hashable:
-        return float(self.optimizer.state[parameter]["step"])
+        for item in work:
+            if not item.rule.on_device:
+                item.own["step"].add_(1)
 
     def scalars(self, work: Work) -> AdamSettings | AdamScales:
-        step = self._step_of(work)
+        step: Tensor = work.own["step"]
         device, dtype = work.parameter.device, work.parameter.dtype
         if work.rule.on_device:
             return adam_settings(work.group, step, device, dtype)
-        key = (id(work.group), float(step), device, dtype)
+        key = (id(work.group), time := float(step), device, dtype)
         if key not in self._scales:
-            exact = adam_scales(adam_settings(work.group, step.double(), torch.device("cpu"), torch.float64))
-            # What does not change from step to step stays on the device.
-            kept = adam_settings(work.group, step, device, dtype)
-            scales: list[Tensor] = [getattr(kept, name, getattr(exact, name)) for name in exact._fields]
-            self._scales[key] = AdamScales(*(scale.to(device, dtype, non_blocking=True) for scale in scales))
+            lr, *others = adam_numbers(work.group)
+            numbers = adam_scales(AdamSettings(time, float(lr), *others))._asdict()
+            self._scales[key] = AdamScales(
+                **{
+                    # What does not change from step to step stays on the device.
+                    name: as_tensor(number, device, dtype)
+                    if name in AdamSettings._fields
+                    else torch.full((), number, device=device, dtype=dtype)
+                    for name, number in numbers.items()
+                }
+            )
         return self._scales[key]
 
 
-def adam_settings(group: Group, step: Tensor, device: torch.device, dtype: torch.dtype) -> AdamSettings:
+def adam_numbers(group: Group) -> tuple[Any, ...]:
+    """The settings after the first, as they stand in the group."""
     beta1, beta2 = group["betas"]
-    numbers = (
-        group["lr"],
-        log_or_minus_infinity(beta1),
-        log_or_minus_infinity(beta2),
-        group["weight_decay"],
-        1.0 - beta1,
-        1.0 - beta2,
-        group["eps"],
-    )
-    return AdamSettings(step, *(as_tensor(number, device, dtype) for number in numbers))
+    logs = log_or_minus_infinity(beta1), log_or_minus_infinity(beta2)
+    return (group["lr"], *logs, group["weight_decay"], 1.0 - beta1, 1.0 - beta2, group["eps"])
+
+
+def adam_settings(group: Group, step: Tensor, device: torch.device, dtype: torch.dtype) -> AdamSettings:
+    return AdamSettings(step, *(as_tensor(number, device, dtype) for number in adam_numbers(group)))
 
 
 # -- SGD -----------------------------------------------------------------------------------------------------
@@ -185,23 +188,29 @@ class SGDRule:
         return theta - s.lr * sgd_direction(g, velocity, s.momentum, self.nesterov), (velocity,)
 
 
+NOTHING: dict[str, Any] = {}  # without momentum, SGD keeps no state
+
+
 class SGDEngine(Engine):
     """Steps of ``torch.optim.SGD``."""
 
-    def rule(self, parameter: nn.Parameter, group: Group) -> SGDRule:
+    def own_state(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        if group["momentum"] == 0:
+            return NOTHING
+        own: dict[str, Any] = self.optimizer.state[parameter]
+        if own.get("momentum_buffer") is None:
+            if group["dampening"] != 0:
+                raise Misfit("the first step with dampening is one of its own")
+            own["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return own
+
+    def rule(self, own: dict[str, Any], group: Group) -> SGDRule:
         if group["differentiable"]:
             raise Misfit("differentiable=True")
         return SGDRule(group["momentum"] != 0, group["nesterov"], group["maximize"], bool(group["weight_decay"] != 0))
 
-    def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
-        if group["momentum"] == 0:
-            return []
-        state = self.optimizer.state[parameter]
-        if state.get("momentum_buffer") is None:
-            if group["dampening"] != 0:
-                raise Misfit("the first step with dampening is one of its own")
-            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return [state["momentum_buffer"]]
+    def moments(self, own: dict[str, Any], group: Group) -> list[Tensor]:
+        return [own["momentum_buffer"]] if own else []
 
     def scalars(self, work: Work) -> SGDScales:
         group, p = work.group, work.parameter

@@ -15,7 +15,8 @@ import shlex
 import shutil
 import types
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alasso import straight
 from alasso.methods.surrogate import Surrogate, add_to_path_, two_sided_spring_grad
 
 log = logging.getLogger("alasso")
@@ -63,6 +65,9 @@ def add_penalty_(total: Tensor, theta: Tensor, anchor: Tensor, k_minus: Tensor, 
 # -- compiling -----------------------------------------------------------------------------------------------
 
 
+Call = Callable[..., Any]
+
+
 def renamed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function as a piece of code of its own: of each, torch keeps at most eight compiled variants."""
     code = function.__code__.replace(co_name=name)
@@ -75,31 +80,78 @@ class Compiled:
     def __init__(self, function: Callable[..., None], name: str) -> None:
         self.plain = renamed(function, name)
         self.name = name
-        self._run: Callable[..., None] | None = None
+        self.kernels: dict[Hashable, Call | None] = {}  # for a CPU, by the form of their arguments
+        self._run: Call | None = None
 
     def __call__(self, *arguments: Any) -> None:
-        if arguments[0].numel() < 2:
-            self.plain(*arguments)  # torch compiles another kernel for single numbers
-        elif self._run is None:
+        self._way((), arguments)()
+
+    @property
+    def is_compiled(self) -> bool:
+        return any(self.kernels.values()) or (self._run is not None and self._run is not self.plain)
+
+    def bound(self, *last: Any) -> Call:
+        """The function with its last arguments given, for many calls.
+
+        Its first arguments are tensors or tuples of tensors, in all calls of the same kinds and sizes.
+        """
+        way: Call | None = None
+
+        def call(*first: Any) -> None:
+            nonlocal way
+            if way is None:
+                way = self._way(first, last)
+            way(*first)
+
+        return call
+
+    def _way(self, first: tuple[Any, ...], last: tuple[Any, ...]) -> Call:
+        """How calls with such arguments are made."""
+        tensors = straight.tensors_in((*first, *last))
+        if tensors[0].numel() < 2:
+            return lambda *first: self.plain(*first, *last)  # torch compiles another kernel for single numbers
+        if tensors[0].is_cpu and (kernel := self._kernel(straight.form_of((*first, *last)), tensors)) is not None:
+            kept = straight.tensors_in(last)
+            return lambda *first: kernel(
+                *(t for part in first for t in (part if isinstance(part, tuple) else (part,))), *kept
+            )
+        return lambda *first: self._compiled(*first, *last)
+
+    def _kernel(self, form: Hashable, tensors: Sequence[Tensor]) -> Call | None:
+        """The kernel that takes the tensors of arguments of this form; None where there is none."""
+        if form not in self.kernels:
+            try:
+                with quiet_compiler():
+                    self.kernels[form] = straight.kernel_of(self.plain, form, tensors)
+            except Exception as error:
+                log.info("%s is not called straight: %s", self.name, first_line(error))
+                self.kernels[form] = None
+        return self.kernels[form]
+
+    def _compiled(self, *arguments: Any) -> None:
+        """By way of torch.compile."""
+        if self._run is None:
             self._first_call(arguments)
         else:
             self._run(*arguments)
 
-    @property
-    def is_compiled(self) -> bool:
-        return self._run is not None and self._run is not self.plain
-
     def _first_call(self, arguments: Sequence[Any]) -> None:
         run = torch.compile(self.plain, dynamic=True, fullgraph=True)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of itself while it is loading its compiler
+            with quiet_compiler():
                 run(*arguments)  # what cannot be compiled fails before anything is computed
         except Exception as error:
             log.warning("%s could not be compiled and runs as it is: %s", self.name, first_line(error))
             run = self.plain
             run(*arguments)
         self._run = run
+
+
+@contextmanager
+def quiet_compiler() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of itself while it is loading its compiler
+        yield
 
 
 _known: dict[Hashable, Compiled] = {}

@@ -15,6 +15,7 @@ Factors close to one come as what they lack to one: in float32, 1 − 0.999 is o
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +28,10 @@ def adam_moments(
     return m + fresh1 * (g - m), v + fresh2 * (g * g - v)
 
 
-def bias_corrections(step: Tensor, log_beta1: float | Tensor, log_beta2: float | Tensor) -> tuple[Tensor, Tensor]:
-    """1 − β₁ᵗ and 1 − β₂ᵗ, exact also where β₂ᵗ is almost one."""
-    return -torch.expm1(step * log_beta1), -torch.expm1(step * log_beta2)
+def bias_corrections(step: Any, log_beta1: Any, log_beta2: Any) -> tuple[Any, Any]:
+    """1 − β₁ᵗ and 1 − β₂ᵗ, exact also where β₂ᵗ is almost one; tensors of tensors, numbers of numbers."""
+    expm1 = math.expm1 if isinstance(step, float) else torch.expm1
+    return -expm1(step * log_beta1), -expm1(step * log_beta2)
 
 
 def adam_direction(m: Tensor, v: Tensor, root_correction2: float | Tensor, eps: float | Tensor) -> Tensor:

@@ -44,18 +44,15 @@ def one_pass(rule: Any, surrogate: Any) -> kernels.Compiled:
     """The compiled :func:`fold` of this rule and this kind of surrogate (None for plain training)."""
 
     def make() -> tuple[Callable[..., None], str]:
+        # What changes from step to step comes first.
         def step(
-            theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], scalars: Any, surrogate: Any, state: Any
+            g: Tensor, scalars: Any, theta: Tensor, moments: tuple[Tensor, ...], surrogate: Any, state: Any
         ) -> None:
             fold(rule, theta, g, moments, scalars, surrogate, state)
 
         return step, "_".join(["one_pass", type(rule).__name__] + ([type(surrogate).__name__] if surrogate else []))
 
     return kernels.compiled((rule, type(surrogate)), make)
-
-
-#: Tensors below this many weights are passed over together on a CPU: each pass costs a fixed 0.1 to 0.3 ms.
-SMALL = 1 << 15
 
 
 NOT_ALIKE = "a parameter, its gradient and its state are not of one precision, device and layout"
@@ -66,31 +63,25 @@ class Misfit(Exception):
 
 
 class Work(NamedTuple):
-    """All that the pass over one parameter takes, in one dimension."""
+    """One parameter's part in the steps."""
 
     parameter: nn.Parameter
     group: Group
+    own: dict[str, Any]  # the optimizer's state of it
     rule: Any
-    theta: Tensor
-    moments: tuple[Tensor, ...]
-    surrogate: Any
-    state: Any
-
-
-def changed(item: Work) -> list[Tensor]:
-    """The tensors that a pass writes to."""
-    path = [item.state.path] if item.surrogate is not None and item.surrogate.observes_path else []
-    return [item.theta, *item.moments, *path]
-
-
-def end_to_end(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
+    is_protected: bool
+    run: Callable[[Tensor, Any], None]  # takes the gradient in one dimension and the step's scalars
 
 
 def flat_gradient(parameter: nn.Parameter) -> Tensor:
     """The parameter's gradient in one dimension, in the order in which the parameter lies in memory."""
-    assert parameter.grad is not None
-    flat = kernels.flattened([parameter.detach(), parameter.grad.detach()])
+    g = parameter.grad
+    assert g is not None
+    if kernels.is_alike(g, parameter) and g.is_contiguous() and parameter.is_contiguous():
+        return g.view(-1).data
+    if g.layout is not torch.strided:
+        raise Misfit("a gradient is sparse")
+    flat = kernels.flattened([parameter.detach(), g.detach()])
     if flat is None:
         raise Misfit(NOT_ALIKE)
     return flat[0][1]
@@ -109,22 +100,22 @@ class Engine:
         self.compile = compile
         self._said: set[str] = set()
         self._reason: tuple[Hashable, str | None] = (None, None)
-        self._known: dict[nn.Parameter, tuple[tuple[Any, ...], Work, Any]] = {}
+        self._known: dict[int, tuple[tuple[Any, ...], Work, Any]] = {}
 
     # -- what each optimizer knows -------------------------------------------------------------------------------
 
-    def rule(self, parameter: nn.Parameter, group: Group) -> Any:
+    def own_state(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        """The optimizer's state of the parameter, made if it is not there yet."""
         raise AssertionError("each optimizer has its own")
 
-    def moments(self, parameter: nn.Parameter, group: Group) -> list[Tensor]:
+    def rule(self, own: dict[str, Any], group: Group) -> Any:
+        raise AssertionError("each optimizer has its own")
+
+    def moments(self, own: dict[str, Any], group: Group) -> list[Tensor]:
         raise AssertionError("each optimizer has its own")
 
     def count_step(self, work: list[Work]) -> None:
         """Step counters go up before the step."""
-
-    def time_of(self, parameter: nn.Parameter) -> Hashable:
-        """How many steps the parameter has made, where that matters."""
-        return None
 
     def scalars(self, work: Work) -> Any:
         raise AssertionError("each optimizer has its own")
@@ -154,43 +145,13 @@ class Engine:
         gradients = [flat_gradient(p) for p, _ in parameters]
         # Nothing has changed so far; from here on, everything fits.
         self.count_step(work)
-        together: dict[Hashable, list[tuple[Work, Tensor]]] = {}
         for item, g in zip(work, gradients, strict=True):
-            if item.theta.is_cpu and item.theta.numel() < SMALL and not self.compile:
-                together.setdefault(self._kind(item), []).append((item, g))
-            else:
-                self._pass(item, g)
-        for items in together.values():
-            self._pass_together(items)
-        for item in work:
+            item.run(g, self.scalars(item))
             torch.autograd.graph.increment_version(item.parameter)
         if exchange is not None:
             exchange.release()
-            if any(item.surrogate is not None for item in work):
+            if any(item.is_protected for item in work):
                 exchange.regularizer.steps += 1
-
-    def _pass(self, item: Work, g: Tensor) -> None:
-        run = one_pass(item.rule, item.surrogate)
-        run(item.theta, g, item.moments, self.scalars(item), item.surrogate, item.state)
-
-    def _kind(self, item: Work) -> Hashable:
-        """Equal for parameters that can be passed over together."""
-        setting = (id(item.group), self.time_of(item.parameter), item.rule)
-        return (*setting, item.theta.dtype, type(item.surrogate))
-
-    def _pass_together(self, items: list[tuple[Work, Tensor]]) -> None:
-        """One pass over many small tensors laid end to end, and back to where they belong."""
-        work = [item for item, _ in items]
-        sizes = [item.theta.numel() for item in work]
-        states = [item.state for item in work]
-        joined = work[0]._replace(
-            theta=torch.cat([item.theta for item in work]),
-            moments=tuple(map(torch.cat, zip(*(item.moments for item in work), strict=True))),
-            state=states[0] and type(states[0])(*map(end_to_end, zip(*states, strict=True))),
-        )
-        self._pass(joined, torch.cat([g for _, g in items]))
-        for whole, *parts in zip(*map(changed, [joined, *work]), strict=True):
-            torch._foreach_copy_(parts, whole.split(sizes))
 
     def _check(self) -> None:
         optimizer, groups = self.optimizer, self.optimizer.param_groups
@@ -220,30 +181,41 @@ class Engine:
 
     def _prepared(self, parameter: nn.Parameter, group: Group, exchange: Exchange | None) -> Work:
         """The parameter's work, as it was at the last step unless anything has changed since."""
-        if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
-            raise Misfit(f"a parameter is a {type(parameter).__name__}")
-        assert parameter.grad is not None
-        if parameter.grad.layout is not torch.strided:
-            raise Misfit("a gradient is sparse")
-        moments = self.moments(parameter, group)
-        surrogate = state = None
+        own = self.own_state(parameter, group)
+        moments = self.moments(own, group)
+        rule = self.rule(own, group)
+        state = surrogate = None
         if exchange is not None and (name := exchange.name_of(parameter)) is not None:
             state = exchange.regularizer.state_of(name, parameter)
+            surrogate = exchange.regularizer.surrogate
+        # Addresses and identities; what they belong to is held by the work itself, so none is used again for another.
+        place = (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype)
+        now = (*place, rule, id(group), id(own), id(state), id(surrogate), *map(id, moments))
+        known = self._known.get(id(parameter))
+        if known is not None and known[0] == now:
+            return known[1]
+        run = self._pass(parameter, rule, moments, state, exchange)
+        work = Work(parameter, group, own, rule, state is not None, run)
+        self._known[id(parameter)] = now, work, (state, surrogate, moments)
+        return work
+
+    def _pass(
+        self, parameter: nn.Parameter, rule: Any, moments: list[Tensor], state: Any, exchange: Exchange | None
+    ) -> Callable[[Tensor, Any], None]:
+        """The pass over the parameter, which then takes a gradient and the scalars of a step."""
+        if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
+            raise Misfit(f"a parameter is a {type(parameter).__name__}")
+        surrogate = None
+        if state is not None:
+            assert exchange is not None
             surrogate = exchange.regularizer.surrogate_on(parameter.device, parameter.dtype)
             if surrogate is None:
                 raise Misfit("a setting of the regularizer is a tensor")
-        rule = self.rule(parameter, group)
-        # Addresses and identities; what they belong to is held by the work itself, so none is used again for another.
-        place = (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype)
-        now = (*place, rule, id(group), id(state), id(surrogate), *map(id, moments))
-        before, work, _ = self._known.get(parameter, (None, None, None))
-        if work is None or now != before:
-            flat = kernels.flattened([parameter.detach(), *moments], state)
-            if flat is None:
-                raise Misfit(NOT_ALIKE)
-            work = Work(parameter, group, rule, flat[0][0], tuple(flat[0][1:]), surrogate, flat[1])
-            self._known[parameter] = now, work, (state, moments)
-        return work
+        flat = kernels.flattened([parameter.detach(), *moments], state)
+        if flat is None:
+            raise Misfit(NOT_ALIKE)
+        (theta, *flat_moments), flat_state = flat
+        return one_pass(rule, surrogate).bound(theta, tuple(flat_moments), surrogate, flat_state)
 
     def forget(self) -> None:
         """Let go of the tensors of the last step."""

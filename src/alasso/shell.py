@@ -266,9 +266,21 @@ class Regularizer:
         """Name under which this parameter is protected, None if it is not."""
         return self._names.get(id(parameter))
 
-    @torch.no_grad()
     def state_of(self, name: str, parameter: nn.Parameter) -> Any:
         """The parameter's state, made at first sight, and brought to where and how large the parameter is now."""
+        state = self._states.get(name)
+        theta = local(parameter)
+        if (
+            state is not None
+            and state.anchor.shape == theta.shape
+            and state.anchor.device == theta.device
+            and state.anchor.dtype == state_dtype(theta)
+        ):
+            return state
+        return self._new_state_of(name, parameter)
+
+    @torch.no_grad()
+    def _new_state_of(self, name: str, parameter: nn.Parameter) -> Any:
         theta = local(parameter)
         state = self._states.get(name)
         if state is None:
