@@ -46,7 +46,7 @@ def small(method="alasso", **changes):
 
 def mixed():
     """Methods, seeds and settings in one stack; Adam kept and Adam reset."""
-    varied = [small("alasso", a=3.0, seed=1), small("si", c=2.0, learning_rate=3e-3), small("alasso", seed=2)]
+    varied = [small("alasso", a=3.0, seed=1), small("si", c=2.0, learning_rate=3e-3), small("alasso", adam_eps=1e-3)]
     return [*(small(m) for m in METHODS if m != "alasso-memory"), *varied, small("si", reset_optimizer=True)]
 
 
@@ -243,6 +243,18 @@ def trained_together(model=None):
     return [everything(lane) for lane in group]
 
 
+def test_tied_weights_are_trained_alone():
+    def tied():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        network[2].weight = network[0].weight
+        return network
+
+    configs = [small("si", tasks=2, epochs=1, seed=s) for s in (0, 1)]
+    alone = [train.run(config, model=tied, device="cpu").accuracy for config in configs]
+    assert [result.accuracy for result in train.run_together(configs, model=tied, device="cpu")] == alone
+
+
 @pytest.fixture
 def compiled_on_a_cpu(monkeypatch):
     """As on a GPU, with the compiler for a CPU."""
@@ -252,8 +264,10 @@ def compiled_on_a_cpu(monkeypatch):
         monkeypatch.setattr(module, "compiles_on", lambda device: True)
 
 
-def test_compiled_steps_equal_plain_ones(request, caplog):
+@pytest.mark.parametrize("small_tensors", [1, 1 << 16])
+def test_compiled_steps_equal_plain_ones(small_tensors, request, monkeypatch, caplog):
     plain = trained_together(InDouble)
+    monkeypatch.setattr(stack, "SMALL", small_tensors)
     request.getfixturevalue("compiled_on_a_cpu")
     with caplog.at_level("INFO", "alasso"):
         compiled = trained_together(InDouble)
@@ -266,23 +280,24 @@ def test_compiled_steps_equal_plain_ones(request, caplog):
 def test_what_cannot_be_compiled_runs_as_it_is(request, monkeypatch, caplog):
     plain = trained_together(InDouble)
     request.getfixturevalue("compiled_on_a_cpu")
-    monkeypatch.setattr(stack, "compiles_on", lambda device: False)
+    compiling.compiled.cache_clear()
 
-    def refusing(make, key):
+    def refusing(function, **options):
         def run(*arguments):
             raise RuntimeError("beyond the compiler")
 
         return run
 
-    monkeypatch.setattr(lane_gradients, "compiled_once", refusing)
+    monkeypatch.setattr(compiling.torch, "compile", refusing)
     with caplog.at_level("INFO", "alasso"):
         uncompiled = trained_together(InDouble)
-    assert caplog.text.count("not compiled: beyond the compiler") == 1
+    compiling.compiled.cache_clear()
+    assert "is not compiled: beyond the compiler" in caplog.text
     for got, want in zip(uncompiled, plain, strict=True):
         assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_stacks_of_one_kind_share_what_is_compiled(compiled_on_a_cpu):
+def test_stacks_of_networks_built_alike_share_what_is_compiled(compiled_on_a_cpu):
     first = trained_together()
     known = dict(compiling._made)
     assert known
@@ -291,15 +306,17 @@ def test_stacks_of_one_kind_share_what_is_compiled(compiled_on_a_cpu):
     assert compiling._made == known
 
 
-def test_only_networks_that_show_all_they_are_share_what_is_compiled():
-    class Own(nn.Module):
-        def forward(self, x):
-            return x
-
-    assert compiling.structure(models.mlp((64,), 10, hidden=8)) == compiling.structure(models.mlp((64,), 10, hidden=8))
-    assert compiling.structure(models.mlp((64,), 10, hidden=8)) != compiling.structure(models.mlp((64,), 10, hidden=9))
-    assert compiling.structure(nn.Sequential(nn.Linear(2, 2), Own())) is None
-    assert compiling.structure(nn.TransformerEncoderLayer(8, 2)) is None
+def test_a_network_of_ones_own_shares_nothing():
+    """It may look like another and compute something else."""
+    config = small(tasks=1, epochs=1)
+    stream = make_stream(config, None, CPU)
+    assert train.make_learner(config, stream, None, CPU).built_as is not None
+    assert train.make_learner(config, stream, InDouble, CPU).built_as is None
+    gradients = lane_gradients.LaneGradients(nn.Sequential(), None, 2, False, CPU)
+    before = dict(compiling._made)
+    batch = lane_gradients.LaneBatch(*(torch.zeros(2, 1) for _ in range(4)))
+    assert gradients.compiled(batch) is gradients.compiled(batch)
+    assert compiling._made == before
 
 
 @on_gpu
@@ -328,8 +345,9 @@ def test_the_compiled_pass_equals_the_plain_one(count, one_shape):
     got = [tensor.flatten(1) for tensor in stacked_tensors("cuda", 3, 1, count)]
     before = [tensor.clone() for tensor in got]
     epsilon = torch.tensor([[1e-8], [1e-8], [1e-3]]).cuda()
-    run = torch.compile(stack.spring_and_adam_, dynamic=not one_shape, fullgraph=True)
+    run = compiling.compiled(stack.spring_and_adam_, 3, tuple(gradient.shape) if one_shape else ())
     run(*got, gradient, *pace, epsilon)
+    assert run.run is not run.plain
     want = [tensor.double() for tensor in before]
     stack.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), pace[2], epsilon.double())
     for new, old, expected in zip(got, before, want, strict=True):
@@ -338,9 +356,11 @@ def test_the_compiled_pass_equals_the_plain_one(count, one_shape):
 
 
 @on_gpu
+@pytest.mark.parametrize("small_tensors", [1, 1 << 16])
 @pytest.mark.parametrize("count", [1, 3])
-def test_recorded_and_compiled_steps_equal_plain_ones(count, monkeypatch):
+def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monkeypatch):
     """The network of the paper, narrower: recorded and compiled against neither."""
+    monkeypatch.setattr(stack, "SMALL", small_tensors)
     configs = [
         RunConfig.for_benchmark("permuted-digits", "alasso", tasks=2, epochs=4, hidden=128, seed=s, precision="float32")
         for s in range(count)

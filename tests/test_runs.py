@@ -329,7 +329,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic.os, "fsync", lambda descriptor: None)
-    config = small()
+    config = small(tasks=4)
     real, begun = atomic.whole_file, []
 
     class FullAfterSome:
@@ -359,6 +359,50 @@ def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, m
     assert len(begun) == 2
     monkeypatch.setattr(checkpoint, "whole_file", real)
     assert finished(config, out=tmp_path, resume=True).accuracy == finished(config).accuracy
+
+
+def test_a_last_checkpoint_that_does_not_fit_costs_no_result(tmp_path, monkeypatch):
+    config = small()
+
+    @contextmanager
+    def full(path):
+        raise AlassoError("the disk is full")
+        yield
+
+    def end_task(self, lane, t):
+        real(self, lane, t)
+        if t == len(lane.stream) - 1:  # a checkpoint that is still being written when the run ends
+            monkeypatch.setattr(checkpoint, "whole_file", full)
+            self.save()
+
+    real = train.Trainer.end_task
+    monkeypatch.setattr(train.Trainer, "end_task", end_task)
+    finished(config, out=tmp_path)
+    assert results.read(tmp_path / f"{config.name}.json").accuracy
+
+
+def test_the_names_of_committed_results_are_those_of_their_configs():
+    """A field that came later must not rename runs from before it."""
+    root = Path(__file__).parent.parent
+    files = [path for folder in ("results", "records") for path in (root / folder).rglob("*_s*.json")]
+    files = [path for path in files if not path.name.endswith(".probe.json")]
+    assert files
+    for path in files:
+        assert f"{results.read(path).config.name}.json" == path.name
+
+
+@pytest.mark.parametrize("eps", ["0", "-1", "1e-300", "inf"])
+def test_adams_epsilon_must_be_a_positive_number(eps):
+    with pytest.raises(AlassoError, match="adam_eps must be a positive number"):
+        small(adam_eps=eps)
+    with pytest.raises(AlassoError, match="adam_eps is for optimizer=adam"):
+        small(adam_eps=1e-7, optimizer="sgd")
+
+
+def test_adams_epsilon_reaches_the_optimizer():
+    config = small(adam_eps=1e-3)
+    learner = train.make_learner(config, make_stream(config, None, torch.device("cpu")), None, torch.device("cpu"))
+    assert learner.optimizer.param_groups[0]["eps"] == 1e-3
 
 
 def test_csv_log(tmp_path):

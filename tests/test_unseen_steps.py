@@ -182,3 +182,26 @@ def test_counting_keeps_no_regularizer_alive():
         warnings.simplefilter("error")
         run(model, optimizer, BATCHES)
         run(model, other, BATCHES)
+
+
+def test_a_wrapper_around_an_optimizer_makes_one_step_that_is_not_seen():
+    model, _, _, reg = trained(seen=1)
+    run(model, Wraps(torch.optim.SGD(model.parameters(), lr=0.1)), BATCHES)
+    assert (reg.steps, reg.unseen_steps) == (1, 8)
+
+
+def test_an_optimizer_of_another_model_that_takes_over_this_ones_parameters_counts():
+    model, _, _, reg = trained(seen=1)
+    stranger = mlp(6, 5, 4)
+    foreign = torch.optim.SGD(stranger.parameters(), lr=0.1)
+    run(stranger, foreign, BATCHES)
+    foreign.add_param_group({"params": list(model.parameters())})
+    run(model, foreign, BATCHES[:3])
+    assert reg.unseen_steps == 3
+
+
+def test_the_count_is_part_of_the_state():
+    model, _, _, reg = trained(seen=2, unseen=8)
+    resumed = SI(model)
+    resumed.load_state_dict(reg.state_dict())
+    assert (resumed.steps, resumed.unseen_steps) == (2, 8)

@@ -219,6 +219,7 @@ class Regularizer:
             "settings": asdict(self.surrogate),  # type: ignore[call-overload]
             "tasks": self.tasks,
             "steps": self.steps,
+            "unseen_steps": self.unseen_steps,
             "parameters": {
                 name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
                 for name, state in self._states.items()
@@ -239,7 +240,8 @@ class Regularizer:
             )
             for name, tensors in saved["parameters"].items()
         }
-        self.tasks, self.steps, self.unseen_steps = saved["tasks"], saved["steps"], 0
+        self.tasks, self.steps = saved["tasks"], saved["steps"]
+        self.unseen_steps = saved.get("unseen_steps", 0)
         self.refresh()
 
     # -- the state of single parameters ----------------------------------------------------------------------

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from alasso.shell import Regularizer
 
 _watched: list[ReferenceType[Regularizer]] = []  # a WeakSet takes longer to go through than all the rest
-#: Optimizers within a step → the steps that each regularizer had seen when it began.
-_begun: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, int]] = WeakKeyDictionary()
+#: Optimizers within a step → the steps that each regularizer had seen, and missed, when it began.
+_begun: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, tuple[int, int]]] = WeakKeyDictionary()
+#: Optimizers of other models → how many parameters each had when none was the regularizer's.
+_foreign: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, int]] = WeakKeyDictionary()
 _hooks: list[Any] = []
 
 
@@ -35,7 +37,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     strangers = [one for watched in _watched if (one := watched()) and not one.is_attached_to(optimizer)]
     if strangers:
-        _begun[optimizer] = WeakKeyDictionary({regularizer: regularizer.steps for regularizer in strangers})
+        _begun[optimizer] = WeakKeyDictionary({one: (one.steps, one.unseen_steps) for one in strangers})
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -43,16 +45,19 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     # Where the step() of a subclass calls its parent's, the hooks run twice; the step counts once.
     for regularizer, before in _begun.pop(optimizer, {}).items():
-        # A wrapper around an attached optimizer, or within one: its moves are part of a step that is seen.
-        seen = regularizer.steps != before or regularizer.is_within_a_step
-        if not seen and _moves(optimizer, regularizer):
+        # A wrapper around another optimizer, or within one: its moves are part of a step that has been counted.
+        counted = (regularizer.steps, regularizer.unseen_steps) != before or regularizer.is_within_a_step
+        if not counted and _moves(optimizer, regularizer):
             regularizer.unseen_steps += 1
 
 
 def _moves(optimizer: Optimizer, regularizer: Regularizer) -> bool:
-    name_of = regularizer.name_of
-    return any(
-        name_of(parameter) is not None and parameter.grad is not None
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    )
+    groups = optimizer.param_groups
+    count = sum(len(group["params"]) for group in groups)
+    foreign_to = _foreign.setdefault(optimizer, WeakKeyDictionary())
+    if foreign_to.get(regularizer) == count:
+        return False
+    own = [p for group in groups for p in group["params"] if regularizer.name_of(p) is not None]
+    if not own:
+        foreign_to[regularizer] = count
+    return any(p.grad is not None for p in own)

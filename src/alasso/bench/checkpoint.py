@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,6 +60,11 @@ class Writer:
         }
         self._pending.append(self._pool.submit(_write, path, content))
 
+    def wait(self) -> None:
+        """Until nothing is being written, whatever became of it."""
+        concurrent.futures.wait(self._pending)
+        self._pending.clear()
+
     def finish(self) -> None:
         """Wait for what is being written; a disk that refused is heard of here."""
         while self._pending:
@@ -73,13 +79,13 @@ class Sink:
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
-        self.refusal: OSError | None = None
+        self.refusal: Exception | None = None
 
     def write(self, content: memoryview) -> int:
         if self.refusal is None:
             try:
                 self.stream.write(content)
-            except OSError as error:
+            except Exception as error:
                 self.refusal = error
         return len(content)
 

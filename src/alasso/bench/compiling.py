@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 
 from alasso import kernels
 
+log = logging.getLogger("alasso")
+
 _NUMBERS = itertools.count()
+_made: dict[Hashable, OrPlain] = {}
 
 
 def compiles_on(device: torch.device) -> bool:
@@ -21,38 +23,42 @@ def compiles_on(device: torch.device) -> bool:
     return device.type == "cuda" and kernels.no_compiler("cuda") is None
 
 
+class OrPlain:
+    """A function compiled under a name of its own; from the compiler's first refusal on, ``plain`` in its place."""
+
+    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any], name: str, *, dynamic: bool) -> None:
+        self.plain, self.name = plain, name
+        self.run = torch.compile(kernels.renamed(function, name), dynamic=dynamic, fullgraph=True)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.run is not self.plain:
+            try:
+                with kernels.quiet_compiler():
+                    return self.run(*arguments)
+            except Exception as refusal:  # before anything is computed
+                if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                    raise
+                log.info("%s is not compiled: %s", self.name, kernels.first_line(refusal))
+                self.run = self.plain
+        return self.plain(*arguments)
+
+
 @cache
-def compiled(function: Callable[..., Any], lanes: int, shape: tuple[int, ...] = ()) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], lanes: int, shape: tuple[int, ...] = ()) -> OrPlain:
     """The function compiled for so many lanes, and for all shapes of tensors or for one.
 
     For one ``shape`` alone, a pass over weights finds out sooner which lane a weight is of.
     """
-    own = kernels.renamed(function, "_".join(map(str, (function.__name__, lanes, *shape))))
-    return torch.compile(own, dynamic=not shape, fullgraph=True)
+    name = "_".join(map(str, (function.__name__, lanes, *shape)))
+    return OrPlain(function, function, name, dynamic=not shape)
 
 
-def compiled_once(make: Callable[[], Callable[..., Any]], key: str | None) -> Callable[..., Any]:
-    """What ``make`` makes, compiled for the shapes it is called with; made but once for each key that is not None."""
+def compiled_once(make: Callable[[], Callable[..., Any]], plain: Callable[..., Any], key: Hashable) -> OrPlain:
+    """What ``make`` makes, compiled, or else ``plain``; made but once for each key that is not None."""
     if key is not None and key in _made:
         return _made[key]
-    # What the compiler decided about a softmax over ten classes is not for the user to act on.
-    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     function = make()
-    own = kernels.renamed(function, f"{function.__name__}_{next(_NUMBERS)}")
-    run: Callable[..., Any] = torch.compile(own, dynamic=False, fullgraph=True)
+    run = OrPlain(function, plain, f"{function.__name__}_{next(_NUMBERS)}", dynamic=False)
     if key is not None:
         _made[key] = run
     return run
-
-
-_made: dict[str, Callable[..., Any]] = {}
-
-
-def structure(network: nn.Module) -> str | None:
-    """Equal for networks that compute the same with the same weights; None where that cannot be known.
-
-    A sequence of torch's own layers is what it prints. A class of the user's own may hide anything.
-    """
-    known = all(type(part).__module__.startswith(("torch.nn.", "alasso.bench.")) for part in network.modules())
-    inner = [part for part in network.modules() if any(True for _ in part.children())]
-    return repr(network) if known and all(type(part) is nn.Sequential for part in inner) else None

@@ -98,8 +98,10 @@ class RunConfig:
             raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
         if not 0 < values["learning_rate"] < float("inf"):
             raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
-        if not 0 <= values["adam_eps"] < float("inf"):
-            raise AlassoError(f"adam_eps must be zero or more, not {values['adam_eps']}")
+        if not 1e-30 <= values["adam_eps"] < float("inf"):  # smaller ones are nothing in float32, and 0 / 0 is no step
+            raise AlassoError(f"adam_eps must be a positive number, not {values['adam_eps']}")
+        if values["optimizer"] != "adam" and values["adam_eps"] != ADDED_LATER["adam_eps"]:
+            raise AlassoError("adam_eps is for optimizer=adam")
         if values["optimizer"] not in OPTIMIZERS:
             raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
         if values["precision"] not in PRECISIONS:
@@ -134,17 +136,18 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """All fields; those that came later only where they are not what every run had before, whose names stay."""
-        later = {"adam_eps": 1e-8}
-        return {name: value for name, value in self.values().items() if (name, value) not in later.items()}
+        return {name: value for name, value in self.values().items() if (name, value) not in ADDED_LATER.items()}
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> RunConfig:
         unknown = set(raw) - set(FIELDS)
         if unknown:
             raise AlassoError(f"config has unknown fields: {', '.join(sorted(unknown))}")
-        return RunConfig(**raw).checked()
+        return RunConfig(**{**ADDED_LATER, **raw}).checked()
 
 
+#: Fields that result files from before them do not have, and what all those runs had.
+ADDED_LATER = {"adam_eps": 1e-8}
 #: Fields that say what a run is, and are not changes of it.
 NOT_CHANGES = ("benchmark", "method", "settings")
 #: Settings that are logarithms.

@@ -30,7 +30,7 @@ class DirectSteps:
         (own,) = plans
         return own
 
-    def begin_epoch(self, planned: Any) -> None:
+    def begin_epoch(self, planned: Any, steps_of_lane: Sequence[int]) -> None:
         """Before the steps of an epoch."""
         self.plans: Sequence[StepPlan] = planned
 
@@ -73,7 +73,7 @@ class GraphedSteps(DirectSteps):
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         self.learner.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
             self.loss_sum += self.learner.step(self.t, buffers)
         self.learner.noted_steps(-1)  # recording ran the hooks, but made no step
         return graph, buffers

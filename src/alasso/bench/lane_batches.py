@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from alasso.bench.lane_gradients import LaneBatch
 from alasso.bench.streams import Examples, Stream
 
-Kernel = Callable[[Callable[..., Any]], Callable[..., Any]]  # compiles a function, where that pays
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Batch(NamedTuple):
@@ -24,21 +25,9 @@ class Batch(NamedTuple):
     task: Tensor  # (lanes, batch)
     share: Tensor  # (lanes, batch); a lane's shares add up to 1, or to 0 if it makes no step
 
-    def has_step(self) -> Tensor:
-        """Which lanes have a step left: (lanes), or (steps, lanes) of an epoch."""
-        return self.share.sum(-1) > 0
-
     def pinned(self) -> Batch:
         """In pinned memory, so that the host need not wait while the device takes it over."""
         return Batch(*(part.pin_memory() for part in self))
-
-
-class Ready(NamedTuple):
-    """One step of all lanes, gathered: inputs (lanes, batch, …), labels from the head's first column on, shares."""
-
-    x: Tensor
-    y: Tensor
-    share: Tensor
 
 
 def at(cursor: Tensor, of_epoch: Tensor) -> Tensor:
@@ -46,15 +35,15 @@ def at(cursor: Tensor, of_epoch: Tensor) -> Tensor:
     return of_epoch.index_select(0, cursor.clamp(max=len(of_epoch) - 1)).squeeze(0)
 
 
-def padded(lanes: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype) -> Batch:
-    """Steps of all lanes as one, filled up with what has no share. A lane comes as pairs (task, example) of all its
-    steps in a row, and how many each step has.
+def padded(lanes: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype, at_least: int = 0) -> Batch:
+    """Steps of all lanes as one, ``at_least`` so wide, filled up with what has no share. A lane comes as pairs
+    (task, example) of all its steps in a row, and how many each step has.
 
     >>> padded([(torch.tensor([[0, 7], [1, 8], [0, 9]]), [2, 1])], torch.float32).share.tolist()
     [[[0.5, 0.5]], [[1.0, 0.0]]]
     """
     count = max(len(sizes) for _, sizes in lanes)
-    width = max(max(sizes) for _, sizes in lanes)
+    width = max(at_least, *(max(sizes) for _, sizes in lanes))
     task, example = (torch.zeros(count, len(lanes), width, dtype=torch.long) for _ in range(2))
     share = torch.zeros(count, len(lanes), width, dtype=dtype)
     for lane, (pairs, sizes) in enumerate(lanes):
@@ -81,7 +70,7 @@ class SharedImages:
         for task in (task for stream in streams for task in stream.tasks):
             one = task.train
             shared = all(same_place(getattr(one, part), getattr(first, part)) for part in ("images", "labels", "rows"))
-            if not shared or one.pixels is None or task.head != streams[0].tasks[0].head:
+            if not shared or one.pixels is None or task.head != streams[0].tasks[0].head or task.head.start != 0:
                 return None
         orders = [torch.stack([task.train.pixels for task in stream.tasks]) for stream in streams]  # type: ignore[misc]
         return SharedImages(first, torch.stack(orders))
@@ -91,15 +80,14 @@ class SharedImages:
     def begin(self, t: int) -> None:
         pass
 
-    def room_for(self, epoch: Batch, device: torch.device) -> Ready:
+    def room_for(self, epoch: Batch, columns: Tensor) -> LaneBatch:
         """Where the steps of such an epoch will lie, one after another."""
-        lanes, width = epoch.example.shape[1:]
-        x = torch.empty(lanes, width, self.pixels.shape[2], device=device)
-        return Ready(x, *(torch.empty_like(part[0], device=device) for part in (epoch.example, epoch.share)))
+        x = torch.empty(*epoch.example[0].shape, self.pixels.shape[2], device=columns.device)
+        return LaneBatch(x, torch.empty_like(epoch.example[0]), torch.empty_like(epoch.share[0]), columns)
 
-    def fetch(self, ready: Ready, cursor: Tensor, epoch: Batch, kernel: Kernel) -> None:
+    def fetch(self, ready: LaneBatch, cursor: Tensor, epoch: Batch, compiling: Compile) -> None:
         of_images = (self.examples.images, self.examples.labels, self.examples.rows, self.pixels, self.examples.scale)
-        kernel(fetch_permuted_)(*ready, cursor, *epoch, *of_images)
+        compiling(fetch_permuted_)(ready.x, ready.y, ready.share, cursor, *epoch, *of_images)
 
 
 def fetch_permuted_(
@@ -135,14 +123,14 @@ class OwnExamples:
     def begin(self, t: int) -> None:
         self.recorded_for = t
 
-    def room_for(self, epoch: Batch, device: torch.device) -> Ready:
+    def room_for(self, epoch: Batch, columns: Tensor) -> LaneBatch:
         """Where the steps of such an epoch will lie, one after another."""
-        x, y = self.gathered(epoch.example[0].to(device))
-        return Ready(torch.empty_like(x), torch.empty_like(y), torch.empty_like(epoch.share[0], device=device))
+        x, y = self.gathered(torch.zeros_like(epoch.example[0]))
+        return LaneBatch(x, y, torch.empty_like(epoch.share[0]), columns)
 
-    def fetch(self, ready: Ready, cursor: Tensor, epoch: Batch, kernel: Kernel) -> None:
+    def fetch(self, ready: LaneBatch, cursor: Tensor, epoch: Batch, compiling: Compile) -> None:
         x, y = self.gathered(at(cursor, epoch.example))
-        for here, part in zip(ready, (x, y, at(cursor, epoch.share)), strict=True):
+        for here, part in ((ready.x, x), (ready.y, y), (ready.share, at(cursor, epoch.share))):
             here.copy_(part)
 
     def gathered(self, example: Tensor) -> tuple[Tensor, Tensor]:

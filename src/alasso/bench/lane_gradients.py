@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from alasso import kernels
-from alasso.bench.compiling import compiled_once, compiles_on, structure
+from alasso.bench.compiling import compiled_once, compiles_on
 
 NARROW = 16  # outputs up to which a dense layer is made a sum
-
-log = logging.getLogger("alasso")
 
 Weights = dict[str, Tensor]
 
@@ -35,31 +31,34 @@ class LaneBatch(NamedTuple):
 class LaneGradients:
     """Gradients of each lane's loss by its weights, and the losses.
 
-    Weights and gradients have a leading axis, a row a lane; one lane alone needs none.
+    Weights and gradients have a leading axis, a row a lane; one lane alone needs none. ``built_as`` is equal for
+    networks that were built alike, which share what is compiled; None where that is not known.
     """
 
-    def __init__(self, network: nn.Module, lanes: int, bf16: bool, device: torch.device) -> None:
+    def __init__(self, network: nn.Module, built_as: Hashable, lanes: int, bf16: bool, device: torch.device) -> None:
+        self.network, self.built_as, self.lanes, self.bf16 = network, built_as, lanes, bf16
+        self.compiles = compiles_on(device)
         self.plain = gradient_function(network, lanes, bf16)
-        self.compiled: Callable[..., Any] | None = None
-        if compiles_on(device):
-            narrow = copy.deepcopy(network)
-            make_sums_of_narrow_layers(narrow)
-            known = structure(narrow)
-            key = known and f"{lanes} lanes, bf16 {bf16}, {device.type}: {known}"
-            self.compiled = compiled_once(lambda: gradient_function(narrow, lanes, bf16), key)
+        self.of_shapes: dict[Hashable, Callable[..., Any]] = {}
 
     @torch.no_grad()
     def __call__(self, weights: Weights, batch: LaneBatch, plainly: bool = False) -> tuple[Weights, Tensor]:
-        if self.compiled is not None and not plainly:
-            try:
-                found: tuple[Weights, Tensor] = self.compiled(weights, *batch)
-                return found
-            except Exception as reason:  # whatever a network of the user's own may hold
-                if kernels.is_being_recorded(batch.x.device):
-                    raise
-                log.info("forward and backward pass are not compiled: %s", kernels.first_line(reason))
-                self.compiled = None
-        return self.plain(weights, *batch)
+        run = self.compiled(batch) if self.compiles and not plainly else self.plain
+        found: tuple[Weights, Tensor] = run(weights, *batch)
+        return found
+
+    def compiled(self, batch: LaneBatch) -> Callable[..., Any]:
+        shapes = (batch.x.shape, batch.columns.shape)
+        if shapes not in self.of_shapes:
+            device = batch.x.device.type
+            key = self.built_as and (self.built_as, self.lanes, self.bf16, device, shapes)
+            self.of_shapes[shapes] = compiled_once(self.narrow_function, self.plain, key)
+        return self.of_shapes[shapes]
+
+    def narrow_function(self) -> Callable[..., Any]:
+        network = copy.deepcopy(self.network)
+        make_sums_of_narrow_layers(network)
+        return gradient_function(network, self.lanes, self.bf16)
 
 
 def gradient_function(network: nn.Module, lanes: int, bf16: bool) -> Callable[..., tuple[Weights, Tensor]]:

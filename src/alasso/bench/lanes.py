@@ -3,8 +3,9 @@
 A lane is a learner as it would be by itself. Its weights, Adam's moments, its anchor and its path integral are views
 into stacked tensors with one row a lane, so consolidating, answering and saving stay the learner's own code. Only the
 step is made for all lanes at once: one gather, one forward and one backward pass of the network with a leading axis
-(`torch.func.vmap`), and one pass over each tensor for penalty, Adam and ω. On a GPU the step is recorded once and
-replayed for the whole run: whatever changes from task to task lies in buffers that are written anew.
+(`torch.func.vmap`), and one pass over each tensor for penalty, Adam and ω. On a GPU the step is recorded and replayed:
+once for the whole run where all tasks permute the same images, else once a task. What changes from step to step lies in
+buffers that are written anew.
 
 Every method of this kind is a spring with a stiffness of its own on each side, so methods share a stack, too.
 """
@@ -15,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
-from alasso.bench.lane_gradients import LaneBatch
 from alasso.bench.learners import Learner, StepPlan
 from alasso.bench.stack import Stack
 
@@ -78,7 +78,14 @@ def stackable(learner: Learner) -> bool:
         and learner.can_be_recorded
         and not any(True for _ in learner.model.buffers())
         and all(p.requires_grad for p in learner.model.parameters())
+        and not has_tied_weights(learner.model)
     )
+
+
+def has_tied_weights(model: nn.Module) -> bool:
+    """Whether one parameter goes by several names."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return len(names) > sum(1 for _ in model.parameters())
 
 
 def most_on(device: torch.device) -> int:
@@ -128,6 +135,8 @@ class StackedSteps:
         self.source = SharedImages.of(streams) or OwnExamples(streams)
         self.cursor = torch.zeros(1, dtype=torch.long, device=self.device)  # the epoch's step that comes next
         self.columns = torch.empty(0, device=self.device)
+        if self.device.type == "cuda":
+            self.warm_up = torch.cuda.Stream(self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.recorded_for: object = None
         self.made = 0
@@ -146,16 +155,18 @@ class StackedSteps:
     def planned(self, plans: Sequence[Sequence[StepPlan]]) -> Batch:
         """The plans of all lanes as one, still on the host: made while the device is busy with the epoch before."""
         lanes = zip(self.learners, plans, strict=True)
-        epoch = padded([learner.pairs(self.t, steps) for learner, steps in lanes], self.stack.rate.dtype)
+        pairs = [learner.pairs(self.t, steps) for learner, steps in lanes]
+        # Also where a task has less than a batch: what is recorded and compiled is for one width.
+        epoch = padded(pairs, self.stack.rate.dtype, self.learners[0].config.batch_size)
         return epoch.pinned() if self.device.type == "cuda" else epoch
 
-    def begin_epoch(self, planned: Batch) -> None:
+    def begin_epoch(self, planned: Batch, steps_of_lane: Sequence[int]) -> None:
         """Bring an epoch's plans to the device in one go, to where the recorded step looks for them."""
-        self.steps_of_lane = planned.has_step().sum(0).tolist()
+        self.steps_of_lane = steps_of_lane
         purpose = (self.source.recorded_for, planned.example.shape)
         if purpose != self.recorded_for:
             self.epoch = Batch(*(torch.empty_like(part, device=self.device) for part in planned))
-            self.ready = self.source.room_for(planned, self.device)
+            self.ready = self.source.room_for(self.epoch, self.columns)
             self.graph, self.recorded_for, self.made = None, purpose, 0
         for here, part in zip(self.epoch, planned, strict=True):
             here.copy_(part, non_blocking=True)
@@ -187,22 +198,22 @@ class StackedSteps:
 
     def _step(self) -> None:
         """The step that lies ready. Nothing of it is decided on the host."""
-        self.stack.step(LaneBatch(*self.ready, self.columns), self._note_losses_and_fetch_the_next)
+        self.stack.step(self.ready, self._note_losses_and_fetch_the_next)
 
     def _note_losses_and_fetch_the_next(self, losses: Tensor) -> None:
         self.stack.kernel(add_and_advance_)(self.loss_sum, losses, self.cursor)
         self.fetch()
 
     def _step_before_recording(self) -> None:
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.warm_up.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.warm_up):
             self._step()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.warm_up)
         self.made += 1
         if self.made >= WARM_UP:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # computes nothing; the first replay is the next step
+            # Computes nothing; the first replay is the next step. A checkpoint may be written in another thread.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
             self.graph = graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ class Learner:
     def __init__(self, config: RunConfig, stream: Stream, make_model: Callable[[], nn.Module], device: torch.device):
         self.config, self.stream, self.device = config, stream, device
         self.make_model = make_model
+        self.built_as: Hashable = None  # equal for learners whose networks are known to be built alike
         self.model = self.new_model()
         self.optimizer = self.new_optimizer()
         self.memory = EpisodicMemory(config.memory, config.memory_share) if config.memory else None

@@ -18,7 +18,7 @@ from alasso.methods.surrogate import two_sided_spring_grad
 from alasso.moves import adam_direction, adam_moments, bias_corrections
 
 BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
-SMALL = 1 << 16  # weights of a tensor below which its update is not worth waiting for
+SMALL = 1 << 16  # weights; tensors below are moved aside, while the large ones are
 
 
 class Slot(NamedTuple):
@@ -70,7 +70,8 @@ class Stack:
         self.at_work: list[torch.cuda.Stream] = []
         self.kept: list[Tensor] = []
         network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
-        self.gradients = LaneGradients(network, len(learners), learners[0].config.precision == "bf16", self.device)
+        bf16 = learners[0].config.precision == "bf16"
+        self.gradients = LaneGradients(network, learners[0].built_as, len(learners), bf16, self.device)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 

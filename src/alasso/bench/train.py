@@ -189,14 +189,14 @@ class Trainer:
                 self.end_task(lane, t)
             if t + 1 < tasks:
                 self.save()
-        self.writer.finish()
+        self.writer.wait()  # a last checkpoint that the disk refused is of no use any more
         self.note_position()
 
     def train_epoch(self, t: int, epoch: int) -> None:
         if self.ahead is None or self.ahead.place != (t, epoch):
             self.ahead = self.planned(t, epoch)
         steps_of_lane = self.ahead.steps_of_lane
-        self.steps.begin_epoch(self.ahead.steps)
+        self.steps.begin_epoch(self.ahead.steps, steps_of_lane)
         for i in range(self.step, max(steps_of_lane)):
             self.steps.step(i)
             self.step = i + 1
@@ -312,11 +312,15 @@ def steps_for(learners: Sequence[Learner]) -> DirectSteps | StackedSteps:
 def make_learner(
     config: RunConfig, stream: Stream, model: Callable[[], nn.Module] | None, device: torch.device
 ) -> Learner:
+    dropout = config.method == "sgd-dropout"
+
     def from_config() -> nn.Module:
-        dropout = config.method == "sgd-dropout"
         return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden, dropout=dropout)
 
-    return LEARNERS[config.method](config, stream, model or from_config, device)
+    learner = LEARNERS[config.method](config, stream, model or from_config, device)
+    if model is None and config.model in models.MODELS:
+        learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout)
+    return learner
 
 
 def torch_device(name: str) -> torch.device:

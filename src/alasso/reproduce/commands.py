@@ -130,10 +130,13 @@ def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_pag
     drawing, page = True, None
     try:
         matplotlib()
-        page = work.page() if with_page else None
     except AlassoError as error:  # the report extra is not installed
         drawing = False
         say(NO_DRAWING.format(error))
+    try:
+        page = work.page() if with_page else None
+    except AlassoError as error:
+        say(str(error))
     write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())
     say(f"{work.places.document}: {len(judged)} claims")
     if page is not None:
