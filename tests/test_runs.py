@@ -405,6 +405,37 @@ def test_adams_epsilon_reaches_the_optimizer():
     assert learner.optimizer.param_groups[0]["eps"] == 1e-3
 
 
+class Heard(train.Quiet):
+    """Keeps what it is told of epochs and tasks."""
+
+    wants_epochs = True
+
+    def __init__(self):
+        self.epochs, self.tasks = [], []
+
+    def epoch_done(self, t, epoch, loss, penalty, accuracy, seconds_left):
+        self.epochs.append((t, epoch, loss, penalty, len(accuracy)))
+
+    def task_done(self, t, accuracy, seconds_left):
+        self.tasks.append((t, len(self.epochs)))
+
+
+def test_what_is_told_later_as_on_a_gpu_is_the_same():
+    heard = []
+    for later in (False, True):
+        config = small()
+        stream = make_stream(config, None, torch.device("cpu"))
+        lane = train.begun(config, stream, None, torch.device("cpu"), None, None, observer := Heard())
+        trainer = train.Trainer([lane], 1e9, lambda: False)
+        trainer.tells_later = later
+        trainer.train()
+        heard.append(observer)
+    assert heard[0].epochs == heard[1].epochs and len(heard[0].epochs) == 3 * 2
+    assert heard[0].tasks == heard[1].tasks == [(t, 2 * (t + 1)) for t in range(3)]
+    assert all(loss > 0 for _, _, loss, _, _ in heard[0].epochs)
+    assert [penalty > 0 for _, _, _, penalty, _ in heard[0].epochs] == [False] * 2 + [True] * 4
+
+
 def test_csv_log(tmp_path):
     log = CsvLog(tmp_path / "deep" / "x.csv")
     finished(small(), observer=log)

@@ -26,7 +26,7 @@ class SingleTask(Learner):
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
         """Each earlier task keeps its own network, and so its accuracy."""
-        return [*(earlier[-1] if earlier else []), self.accuracy(self.stream.tasks[t])]
+        return [*(earlier[-1] if earlier else []), *self.accuracies_on([self.stream.tasks[t]])]
 
 
 class MultiTask(Learner):

@@ -111,9 +111,9 @@ class Learner:
             generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, MEMORY))
             self.memory.remember(self.stream.tasks[t], generator)
 
-    def penalty(self) -> float:
+    def penalty(self) -> Tensor:
         """What the past adds to the loss at the present weights, for the log."""
-        return 0.0
+        return torch.zeros((), device=self.device)
 
     def noted_steps(self, count: int) -> None:
         """``count`` steps were replayed from a graph, unseen by Python."""
@@ -122,19 +122,23 @@ class Learner:
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
         """Accuracy on every task up to t, just after learning t; ``earlier`` holds those after each task before."""
-        return [self.accuracy(task) for task in self.stream.tasks[: t + 1]]
+        return self.accuracies_on(self.stream.tasks[: t + 1])
+
+    def accuracies_on(self, tasks: Sequence[Task]) -> list[float]:
+        """Share of each task's test examples answered rightly, among the task's own classes."""
+        self.model.eval()
+        right = torch.stack([self.right_answers(task) for task in tasks]).tolist()  # brought to the host in one go
+        self.model.train()
+        return [count / len(task.test) for count, task in zip(right, tasks, strict=True)]
 
     @torch.no_grad()
-    def accuracy(self, task: Task) -> float:
-        """Share of the task's test examples answered rightly, among the task's own classes."""
-        self.model.eval()
+    def right_answers(self, task: Task) -> Tensor:
         right = torch.zeros((), dtype=torch.long, device=self.device)
         size = max(500, EVALUATED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel()))
         for index in torch.arange(len(task.test), device=task.test.images.device).split(size):
             x, y = self.batch(task.test, index)
             right += (self.answers(x, task) == y).sum()
-        self.model.train()
-        return int(right) / len(task.test)
+        return right
 
     def answers(self, x: Tensor, task: Task) -> Tensor:
         return self.outputs(x)[:, task.head].argmax(1) + int(task.head.start)
@@ -202,9 +206,9 @@ class Regularized(Learner):
             x, y = self.batch(task.train, index)
             yield x, y - task.head.start
 
-    def penalty(self) -> float:
-        with torch.no_grad():
-            return float(self.regularizer.penalty())
+    @torch.no_grad()
+    def penalty(self) -> Tensor:
+        return self.regularizer.penalty()
 
     def noted_steps(self, count: int) -> None:
         self.regularizer.steps += count

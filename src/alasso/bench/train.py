@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from alasso.bench import checkpoint, metrics, models, results
 from alasso.bench.benchmarks import make_streams
@@ -150,6 +150,16 @@ class Planned(NamedTuple):
     steps: Any
 
 
+class News(NamedTuple):
+    """What an epoch came to: of some lanes loss and penalty, a row a lane, there once they have ``arrived``."""
+
+    task: int
+    epoch: int
+    lanes: list[int]
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
+
+
 class Trainer:
     """The loop over tasks, epochs and steps, of one run or of several in step with one another."""
 
@@ -160,6 +170,8 @@ class Trainer:
         self.task, self.epoch, self.step = first.task, first.epoch, first.step
         self.writer = checkpoint.Writer()
         self.ahead: Planned | None = None
+        self.news: News | None = None
+        self.tells_later = lanes[0].learner.device.type == "cuda"
         self.steps_of = [
             max(-(-len(lane.stream.tasks[t].train) // self.batch_size) for lane in lanes)
             for t in range(len(lanes[0].stream))
@@ -174,7 +186,7 @@ class Trainer:
             lane.beside = len(self.lanes)
             lane.observer.begin(lane.config, lane.stream, self.steps_done(), self.steps_in_all())
             if not lane.position.untrained:
-                lane.position.untrained = [lane.learner.accuracy(task) for task in lane.stream.tasks]
+                lane.position.untrained = lane.learner.accuracies_on(lane.stream.tasks)
         tasks = len(self.lanes[0].stream)
         for t in range(self.task, tasks):
             for lane in self.lanes:
@@ -184,6 +196,7 @@ class Trainer:
             self.steps.begin(t)
             for epoch in range(self.epoch, self.epochs):
                 self.train_epoch(t, epoch)
+            self.tell()
             self.task, self.epoch = t + 1, 0
             for lane in self.lanes:
                 self.end_task(lane, t)
@@ -202,19 +215,48 @@ class Trainer:
             self.step = i + 1
             self.lanes[0].observer.step_done(t, epoch, self.steps_done())
             if self.stop_requested():
+                self.tell()
                 self.save()
                 self.writer.finish()
                 raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {self.step}")
             if time.monotonic() - self._last_save > self.checkpoint_every:
                 self.save()
         self.epoch, self.step = epoch + 1, 0
-        if epoch + 1 < self.epochs:  # while a GPU is still at work on this one
-            self.ahead = self.planned(t, epoch + 1)
-        for lane, loss_sum, steps in zip(self.lanes, self.steps.loss_sum, steps_of_lane, strict=True):
-            if lane.observer.wants_epochs:
-                loss, penalty = float(loss_sum) / steps, lane.learner.penalty()
-                lane.observer.epoch_done(t, epoch, loss, penalty, lane.position.accuracy, self.seconds_left())
+        # A GPU is still at work on the steps of this epoch: time to tell of the one before, and to plan the next.
+        self.tell()
+        self.news = self.news_of(t, epoch, steps_of_lane)
         self.steps.loss_sum.zero_()
+        if epoch + 1 < self.epochs:
+            self.ahead = self.planned(t, epoch + 1)
+        if not self.tells_later:
+            self.tell()
+
+    def news_of(self, t: int, epoch: int, steps_of_lane: Sequence[int]) -> News | None:
+        """Losses and penalties as they are now, on their way to the host; None if nobody wants them."""
+        told = [i for i, lane in enumerate(self.lanes) if lane.observer.wants_epochs]
+        if not told:
+            return None
+        losses = [self.steps.loss_sum[i] / steps_of_lane[i] for i in told]
+        penalties = [self.lanes[i].learner.penalty().to(losses[0].dtype) for i in told]
+        here = torch.stack([torch.stack(losses), torch.stack(penalties)], 1)
+        if not here.is_cuda:
+            return News(t, epoch, told, here, None)
+        numbers = torch.empty_like(here, device="cpu", pin_memory=True).copy_(here, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return News(t, epoch, told, numbers, arrived)
+
+    def tell(self) -> None:
+        """Tell observers of the last epoch they have not heard of."""
+        news, self.news = self.news, None
+        if news is None:
+            return
+        if news.arrived is not None:
+            news.arrived.synchronize()
+        for i, (loss, penalty) in zip(news.lanes, news.numbers.tolist(), strict=True):
+            lane = self.lanes[i]
+            left = self.seconds_left()
+            lane.observer.epoch_done(news.task, news.epoch, loss, penalty, lane.position.accuracy, left)
 
     def planned(self, t: int, epoch: int) -> Planned:
         plans = [lane.learner.epoch_plan(t, epoch) for lane in self.lanes]
@@ -225,7 +267,7 @@ class Trainer:
         learner.end_task(t)
         position.accuracy.append(learner.accuracies(t, position.accuracy))
         if t + 1 < len(tasks):
-            position.ahead.append(learner.accuracy(tasks[t + 1]))
+            position.ahead += learner.accuracies_on([tasks[t + 1]])
         lane.observer.task_done(t, position.accuracy, self.seconds_left())
 
     # -- where it stands ----------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def learn_first_task(learner: Learner) -> Learned:
 
 def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
     learner, task = learned.learner, stream.tasks[0]
-    accuracy = learner.accuracy(task)
+    (accuracy,) = learner.accuracies_on([task])
     # A single weight among millions moves the loss by a millionth: float32 would show its own rounding.
     model = copy.deepcopy(learner.model).double().eval()
     generator = torch.Generator().manual_seed(learner.config.seed)
