@@ -211,6 +211,16 @@ def test_search_writes_what_was_tried_and_chosen_and_never_looks_at_test_example
         searching.search("permuted-mnist", ["si"], [0], fields, options, file, Console(quiet=True))
 
 
+def test_search_knows_its_methods_before_anything_is_run(tmp_path):
+    options = runs.Options(out=tmp_path / "runs", device="cpu", quiet=True)
+    for wrong, said in (("alsso", "did you mean 'alasso'"), ("single-task", "no settings to search for")):
+        with pytest.raises(AlassoError, match=said):
+            searching.search(
+                "permuted-digits", ["si", wrong], [0], {"tasks": 2}, options, tmp_path / "found.json", Console()
+            )
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_committed_searches_are_what_the_presets_use():
     for name, benchmark in catalog.BENCHMARKS.items():
         for method, chosen in catalog.searched(name).items():

@@ -742,3 +742,12 @@ def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):
 def test_experiments_are_listed(monkeypatch, capsys):
     code, output, _ = command(["list"], monkeypatch, capsys, width=200)
     assert code == 0 and all(name in output for name in read_experiments())
+
+
+def test_a_folder_without_results_is_not_judged(tmp_path, monkeypatch, capsys):
+    document = tmp_path / "document.md"
+    document.write_text("before")
+    words = ["reproduce", "--judge", "--out", tmp_path / "resluts", "--document", document]
+    code, _, error = command(words, monkeypatch, capsys)
+    assert code == 2 and "there are no results in" in error and "--out" in error
+    assert document.read_text() == "before"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -23,6 +24,7 @@ from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import CsvLog
 from alasso.bench.streams import Stream
+from alasso.errors import DivergedError
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
 
 from helpers import StopAt
@@ -403,6 +405,18 @@ def test_adams_epsilon_reaches_the_optimizer():
     config = small(adam_eps=1e-3)
     learner = train.make_learner(config, make_stream(config, None, torch.device("cpu")), None, torch.device("cpu"))
     assert learner.optimizer.param_groups[0]["eps"] == 1e-3
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes):
+    configs = runs.combinations(
+        "permuted-digits", ["alasso"], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e30, 1e-3]}
+    )
+    options = runs.Options(out=tmp_path, device="cpu", quiet=True, lanes=lanes)
+    said = r"alasso learning_rate=1e\+30, seed 0: .* diverged.* smaller learning rate .*; the other runs are finished"
+    with pytest.raises(DivergedError, match=said):
+        runs.carry_out(configs, options, Console())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[1].name}.json"]
 
 
 class Heard(train.Quiet):

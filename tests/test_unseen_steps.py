@@ -205,3 +205,28 @@ def test_the_count_is_part_of_the_state():
     resumed = SI(model)
     resumed.load_state_dict(reg.state_dict())
     assert (resumed.steps, resumed.unseen_steps) == (2, 8)
+
+
+@pytest.mark.parametrize("make", [EWC, MAS])
+def test_a_method_from_data_that_was_never_attached_says_that_nothing_was_protected(make):
+    model = mlp(6, 5, 4)
+    reg = make(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run(model, optimizer, BATCHES)
+    reg.consolidate(BATCHES)  # before the first task there is nothing to protect
+    run(model, optimizer, BATCHES)
+    with pytest.warns(UserWarning, match=r"no optimizer step .* attach\(\) the optimizer, or add penalty\(\)"):
+        reg.consolidate(BATCHES)
+
+
+def test_a_penalty_added_by_hand_is_protection_enough():
+    model = mlp(6, 5, 4)
+    reg = EWC(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(model(x), y) + reg.penalty()).backward()
+            optimizer.step()
+        reg.consolidate(BATCHES)
+    assert reg.tasks == 2

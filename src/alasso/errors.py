@@ -3,3 +3,7 @@
 
 class AlassoError(ValueError):
     """Something the caller can put right; the message is one sentence that says what and how."""
+
+
+class DivergedError(AlassoError):
+    """Weights or importance are no numbers any more."""

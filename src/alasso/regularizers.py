@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
@@ -116,6 +117,12 @@ class _FromData(Regularizer):
         """
         if loader is None:
             raise AlassoError(f"{self.method} measures importance on data; pass consolidate() the task's loader")
+        if self.tasks > 0 and self.steps == 0 and not self.penalty_was_taken:
+            warnings.warn(
+                f"{self.method} has seen no optimizer step since the last consolidate(), so nothing protected the past "
+                "meanwhile; attach() the optimizer, or add penalty() to the loss",
+                stacklevel=2,
+            )
         self.refresh()
         measured = self._measure(loader, head)
         with torch.no_grad():

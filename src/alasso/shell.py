@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from alasso import importance as measures
 from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
-from alasso.errors import AlassoError
+from alasso.errors import AlassoError, DivergedError
 from alasso.methods.surrogate import Surrogate
 from alasso.objectives import Loss
 from alasso.ranks import agreed, as_sharded, total_of
@@ -47,6 +47,7 @@ class Regularizer:
         self.tasks = 0  # consolidated so far
         self.steps = 0  # optimizer steps observed since the last consolidation
         self.unseen_steps = 0  # and those of optimizers that were not attached
+        self.penalty_was_taken = False  # since then, to be added to a loss by hand
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
@@ -139,6 +140,7 @@ class Regularizer:
         self._forget_passes()
         self.tasks += 1
         self.steps = self.unseen_steps = 0
+        self.penalty_was_taken = False
 
     def warm_start(
         self,
@@ -185,6 +187,7 @@ class Regularizer:
 
         With sharded parameters it is the sum over all shards: call it on all ranks.
         """
+        self.penalty_was_taken |= torch.is_grad_enabled()
         terms = [
             (self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state), parameter)
             for name, parameter in self.protected()
@@ -391,9 +394,9 @@ class Regularizer:
         *flaws, any_importance = agreed([*flaws, int(some)], (p for _, p in self.protected()))
         for name, flaw in zip(importance, flaws, strict=True):
             if flaw:
-                raise AlassoError(
-                    f"importance of {name} is {FLAWS[flaw]}: the training diverged, or a setting lets it overflow; "
-                    "the state before this consolidation is kept"
+                raise DivergedError(
+                    f"importance of {name} is {FLAWS[flaw]}: the training diverged, or a setting lets it overflow "
+                    "(a smaller learning rate or c helps); the state before this consolidation is kept"
                 )
         if not any_importance:
             raise AlassoError(

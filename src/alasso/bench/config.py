@@ -146,6 +146,8 @@ class RunConfig:
         return RunConfig(**{**ADDED_LATER, **raw}).checked()
 
 
+#: What others call some fields.
+SHORT = {"lr": "learning_rate", "bs": "batch_size", "eps": "adam_eps"}
 #: Fields that result files from before them do not have, and what all those runs had.
 ADDED_LATER = {"adam_eps": 1e-8}
 #: Fields that say what a run is, and are not changes of it.
@@ -196,9 +198,11 @@ def known(name: str, allowed: Mapping[str, Any], kind: str) -> Any:
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """End of an error message: the name that was probably meant, and all there are."""
     allowed = list(allowed)
-    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    meant = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{meant} There are: {', '.join(allowed)}" if allowed else f"{meant} it takes none"
+    if not allowed:
+        return "; it takes none"
+    close = [SHORT[name]] if SHORT.get(name) in allowed else difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    meant = f"; did you mean {close[0]!r}? There are" if close else "; there are"
+    return f"{meant}: {', '.join(allowed)}"
 
 
 def typed(name: str, value: Any, annotation: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from alasso.bench.catalog import METHODS
 from alasso.bench.config import FIELDS, NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
 from alasso.bench.results import Result
-from alasso.errors import AlassoError
+from alasso.errors import AlassoError, DivergedError
 
 __all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
 
@@ -93,12 +94,27 @@ def carry_out(
         if console.is_terminal and not options.quiet:
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
-        for group in stacks(left, options) if left else ():
+        lost: list[str] = []
+        waiting = deque(stacks(left, options) if left else ())
+        while waiting:
+            group = waiting.popleft()
             if bars:
                 bars.start_run(labels(group, varying), len(done))
             against = [reference(config) for config in group]
-            found = _carry_out_together(group, labels(group, varying), options, console, bars, against)
+            try:
+                found = _carry_out_together(group, labels(group, varying), options, console, bars, against)
+            except DivergedError as error:
+                if len(group) > 1:  # each by itself, to find out which, from where they stand
+                    waiting.extendleft([config] for config in reversed(group))
+                    options = replace(options, resume=True)
+                    continue
+                (options.out / f"{group[0].name}.checkpoint").unlink(missing_ok=True)  # it leads nowhere
+                lost.append(f"{label(group[0], varying)}: {error}")
+                continue
             done |= {result.name: result for result in found}
+    if lost:
+        others = "; the other runs are finished" if len(done) else ""
+        raise DivergedError(" | ".join(lost) + others)
     return [done[config.name] for config in configs]
 
 

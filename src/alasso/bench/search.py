@@ -17,6 +17,7 @@ from rich.console import Console
 from alasso.bench import results, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import METHODS
+from alasso.bench.config import known
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
@@ -34,10 +35,11 @@ def search(
 ) -> dict[str, Any]:
     """Try every combination of each method's values; methods not named keep what ``file`` says of them."""
     outcome = _read(file, benchmark)
-    for method in methods:
-        space = METHODS[method].search if method in METHODS else {}
-        if method in METHODS and not space:
+    for method in methods:  # before anything is run
+        if not known(method, METHODS, "method").search:
             raise AlassoError(f"{method} has no settings to search for")
+    for method in methods:
+        space = METHODS[method].search
         values: dict[str, Any] = {name: list(tried) for name, tried in space.items()}
         configs = runs.combinations(benchmark, [method], seeds, {**fields, "validation": True}, values)
         found = runs.carry_out(configs, options, console)

@@ -63,6 +63,8 @@ def reproduce(
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
     if plan:
         return show_plan(work, device, data_dir)
+    if judge and not any(places.out.glob("*.json")):
+        raise AlassoError(f"there are no results in {places.out}; name their folder with --out")
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
     return conclude(work, quiet=quiet, with_page=not judge or report is not None)
