@@ -215,7 +215,7 @@ def test_a_method_from_data_that_was_never_attached_says_that_nothing_was_protec
     run(model, optimizer, BATCHES)
     reg.consolidate(BATCHES)  # before the first task there is nothing to protect
     run(model, optimizer, BATCHES)
-    with pytest.warns(UserWarning, match=r"no optimizer step .* attach\(\) the optimizer, or add penalty\(\)"):
+    with pytest.warns(UserWarning, match=r"none of 8 optimizer steps .* attach\(\) the optimizer, or add penalty\(\)"):
         reg.consolidate(BATCHES)
 
 
@@ -230,3 +230,10 @@ def test_a_penalty_added_by_hand_is_protection_enough():
             optimizer.step()
         reg.consolidate(BATCHES)
     assert reg.tasks == 2
+
+
+def test_importance_measured_on_several_data_sets_in_a_row_is_no_mistake():
+    _, _, _, reg = trained(EWC, seen=2)
+    for batch in BATCHES[:3]:
+        reg.consolidate([batch])
+    assert reg.tasks == 3

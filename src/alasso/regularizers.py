@@ -19,6 +19,7 @@ from alasso.methods.si import SISurrogate
 from alasso.methods.surrogate import Surrogate
 from alasso.sharding import local
 from alasso.shell import Head, Loader, Regularizer
+from alasso.unseen import count_unseen_steps
 
 Labels = Literal["true", "sampled", "expected"]
 
@@ -117,16 +118,17 @@ class _FromData(Regularizer):
         """
         if loader is None:
             raise AlassoError(f"{self.method} measures importance on data; pass consolidate() the task's loader")
-        if self.tasks > 0 and self.steps == 0 and not self.penalty_was_taken:
+        if self.tasks > 0 and self.steps == 0 < self.unseen_steps and not self.penalty_was_taken:
             warnings.warn(
-                f"{self.method} has seen no optimizer step since the last consolidate(), so nothing protected the past "
-                "meanwhile; attach() the optimizer, or add penalty() to the loss",
+                f"{self.method} has seen none of {self.unseen_steps} optimizer steps since the last consolidate(), so "
+                "nothing protected the past meanwhile; attach() the optimizer, or add penalty() to the loss",
                 stacklevel=2,
             )
         self.refresh()
         measured = self._measure(loader, head)
         with torch.no_grad():
             self._consolidate(measured)
+        count_unseen_steps(self)  # from the first task's end on there is something to protect
 
 
 class _FromFisher(_FromData):
