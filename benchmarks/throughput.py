@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from alasso.bench import results, train
+from alasso.bench import loop, results, train
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Shelf, permuted
@@ -54,7 +54,7 @@ def microseconds_a_step(images: ImageSet, lanes: int, precision: str, method: st
         config = RunConfig.for_benchmark("permuted-mnist", method, tasks=2, seed=seed, precision=precision)
         stream = permuted(images, 2, seed, device=shelf)
         group.append(train.begun(config, stream, None, device, None, None, train.Quiet()))
-    trainer = train.Trainer(group, 1e9, lambda: False)
+    trainer = loop.Trainer(group, 1e9, lambda: False)
     for t in (0, 1):  # a second task, so that there is a past to be protected
         for lane in group:
             lane.learner.begin_task(t)

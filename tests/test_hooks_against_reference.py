@@ -101,21 +101,30 @@ def importance_of(kind, model, task):
     return per_sample_squares(model, task) if kind in (EWC, OnlineEWC) else None
 
 
+def side_by_side(method_name, make_optimizer, style):
+    """A network under the library and its twin under the reference, and what trains both on a task."""
+    kind, settings = METHODS[method_name]
+    ours = small_net()
+    theirs = copy.deepcopy(ours)
+    our_optimizer, their_optimizer = (make_optimizer(network.parameters()) for network in (ours, theirs))
+    reg = kind(ours, **settings).attach(our_optimizer)
+    reference = Reference(theirs, kind.method, **settings)
+
+    def train_both(task):
+        train(ours, our_optimizer, task, style, lambda closure: our_optimizer.step(closure))
+        train(theirs, their_optimizer, task, style, lambda closure: reference.step(their_optimizer, closure))
+
+    return ours, theirs, reg, reference, train_both
+
+
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 @pytest.mark.parametrize("method_name", METHODS)
 def test_hooks_equal_the_two_backward_reference(method_name, optimizer_name, style):
-    kind, settings = METHODS[method_name]
-    ours, theirs = small_net(), None
-    theirs = copy.deepcopy(ours)
-    our_optimizer = OPTIMIZERS[optimizer_name](ours.parameters())
-    their_optimizer = OPTIMIZERS[optimizer_name](theirs.parameters())
-    reg = kind(ours, **settings).attach(our_optimizer)
-    reference = Reference(theirs, kind.method, **settings)
-
+    kind, _ = METHODS[method_name]
+    ours, theirs, reg, reference, train_both = side_by_side(method_name, OPTIMIZERS[optimizer_name], style)
     for task in tasks():
-        train(ours, our_optimizer, task, style, lambda closure: our_optimizer.step(closure))
-        train(theirs, their_optimizer, task, style, lambda closure: reference.step(their_optimizer, closure))
+        train_both(task)
         torch.testing.assert_close(reg.penalty(), reference.penalty(), rtol=1e-9, atol=1e-12)
         importance = importance_of(kind, theirs, task)
         reg.consolidate(task) if importance is not None else reg.consolidate()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from alasso import importance
+from alasso import importance_pass
 from alasso.errors import AlassoError
 from alasso.importance import fisher, squared_output_norm
 
@@ -277,7 +277,7 @@ def test_common_layers_need_no_gradients_of_single_samples(name: str, monkeypatc
     def refuse(*_: object) -> None:
         raise AssertionError("went sample by sample")
 
-    monkeypatch.setattr(importance._ImportancePass, "_add_sample_by_sample", refuse)
+    monkeypatch.setattr(importance_pass.ImportancePass, "_add_sample_by_sample", refuse)
     model, x, y = setting(name)
     assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
 
@@ -287,13 +287,13 @@ def test_other_parameters_go_through_vmap(name: str, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise AssertionError("vmap gave up")
 
-    monkeypatch.setattr(importance._ImportancePass, "_one_sample", refuse)
+    monkeypatch.setattr(importance_pass.ImportancePass, "_one_sample", refuse)
     model, x, y = setting(name)
     assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
 
 
 def test_memory_bound_splits_layers_without_changing_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importance, "_ELEMENTS_AT_ONCE", 100)
+    monkeypatch.setattr(importance_pass, "_ELEMENTS_AT_ONCE", 100)
     for name in ("conv", "sequence"):
         model, x, y = setting(name)
         assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))

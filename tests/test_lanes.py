@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from alasso import kernels
-from alasso.bench import compiling, lane_batches, lane_gradients, lanes, models, results, stack, train
+from alasso.bench import compiling, lane_batches, lane_gradients, lanes, loop, models, results, stack, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.learners import Regularized
@@ -83,11 +83,11 @@ def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone():
     together = [lane_of(c, s) for c, s in zip(configs, streams, strict=True)]
     recorder = Recorder(together)
     (group,) = train.in_step(together)
-    train.Trainer(group, 1e9, recorder).train()
+    loop.Trainer(group, 1e9, recorder).train()
     for config, stream, stacked, lane in zip(configs, streams, recorder.seen, together, strict=True):
         alone = lane_of(config, stream)
         alone_recorder = Recorder([alone])
-        train.Trainer([alone], 1e9, alone_recorder).train()
+        loop.Trainer([alone], 1e9, alone_recorder).train()
         (expected,) = alone_recorder.seen
         assert len(stacked) == len(expected) == 3 * 2 * 3
         for step, (got, want) in enumerate(zip(stacked, expected, strict=True)):
@@ -159,7 +159,7 @@ def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
         ]
         (group,) = train.in_step(pieces)
         try:
-            train.Trainer(group, 1e9, StopAt(5)).train()
+            loop.Trainer(group, 1e9, StopAt(5)).train()
             break
         except train.Stopped:
             continue
@@ -171,7 +171,7 @@ def test_lanes_left_at_different_places_go_on_apart(tmp_path):
     stream = make_stream(configs[0], None, CPU)
     file = tmp_path / f"{configs[0].name}.checkpoint"
     with pytest.raises(train.Stopped):
-        train.Trainer([train.begun(configs[0], stream, None, CPU, None, file, train.Quiet())], 1e9, StopAt(4)).train()
+        loop.Trainer([train.begun(configs[0], stream, None, CPU, None, file, train.Quiet())], 1e9, StopAt(4)).train()
     together = train.run_together(configs, out=tmp_path, device="cpu", resume=True)
     for config, result in zip(configs, together, strict=True):
         assert result.accuracy == train.run(config, device="cpu").accuracy
@@ -239,7 +239,7 @@ def trained_together(model=None):
     group = [train.begun(config, stream, model, CPU, None, None, train.Quiet()) for config, stream in pairs]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of itself while it compiles
-        train.Trainer(group, 1e9, lambda: False).train()
+        loop.Trainer(group, 1e9, lambda: False).train()
     return [everything(lane) for lane in group]
 
 
@@ -372,7 +372,7 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monk
         group = [
             train.begun(c, s, None, device, None, None, train.Quiet()) for c, s in zip(configs, streams, strict=True)
         ]
-        train.Trainer(group, 1e9, lambda: False).train()
+        loop.Trainer(group, 1e9, lambda: False).train()
         return [everything(lane) for lane in group]
 
     fast = trained()

@@ -13,10 +13,9 @@ import alasso
 from alasso import ALASSO, EWC, MAS, SI, AlassoError, kernels, straight
 from alasso.engines import AdamEngine, AdamRule, adam_scales, adam_settings, engine_for
 from alasso.onepass import fold
-from test_hooks_against_reference import METHODS, importance_of, small_net, tasks, train
+from test_hooks_against_reference import METHODS, importance_of, side_by_side, tasks
 
 from helpers import mlp, run, same, toy_tasks, weights
-from reference import Reference
 
 TASKS = toy_tasks(3)
 LOSS = nn.functional.cross_entropy
@@ -138,16 +137,10 @@ OPTIMIZERS = {
 )
 @pytest.mark.parametrize("method_name", METHODS)
 def test_one_pass_equals_the_two_backward_reference(everything_fits, method_name, optimizer_name, style):
-    kind, settings = METHODS[method_name]
-    ours = small_net()
-    theirs = copy.deepcopy(ours)
-    our_optimizer = OPTIMIZERS[optimizer_name](ours.parameters())
-    their_optimizer = OPTIMIZERS[optimizer_name](theirs.parameters())
-    reg = kind(ours, **settings).attach(our_optimizer)
-    reference = Reference(theirs, kind.method, **settings)
+    kind, _ = METHODS[method_name]
+    ours, theirs, reg, reference, train_both = side_by_side(method_name, OPTIMIZERS[optimizer_name], style)
     for task in tasks():
-        train(ours, our_optimizer, task, style, lambda closure: our_optimizer.step(closure))
-        train(theirs, their_optimizer, task, style, lambda closure: reference.step(their_optimizer, closure))
+        train_both(task)
         reference.consolidate(importance_of(kind, theirs, task))
         reg.consolidate(task)
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -155,7 +148,7 @@ def test_one_pass_equals_the_two_backward_reference(everything_fits, method_name
     for mine, expected in zip(reg.importance().values(), reference.memories[-1]["Omega"], strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
     folded = [known for known in kernels._known.values() if known.name.startswith("one_pass")]
-    assert bool(folded) == (engine_for(our_optimizer) is not None)
+    assert bool(folded) == (engine_for(OPTIMIZERS[optimizer_name](ours.parameters())) is not None)
     assert optimizer_name in ("rmsprop", "adamw") or folded  # before torch 2.7, AdamW was none of those that are known
 
 

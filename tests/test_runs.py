@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
-from alasso.bench import atomic, catalog, checkpoint, results, runs, train
+from alasso.bench import atomic, catalog, checkpoint, loop, results, runs, train
 from alasso.bench.benchmarks import make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
@@ -212,7 +212,7 @@ def stopped_and_resumed(config, out, steps):
     for _ in range(1000):
         lane = train.begun(config, stream, None, device, saved, saved, train.Quiet())
         try:
-            train.Trainer([lane], 1e9, StopAt(steps)).train()
+            loop.Trainer([lane], 1e9, StopAt(steps)).train()
         except train.Stopped:
             torch.rand(17)  # whatever else a process may do with the random state
             continue
@@ -377,8 +377,8 @@ def test_a_last_checkpoint_that_does_not_fit_costs_no_result(tmp_path, monkeypat
             monkeypatch.setattr(checkpoint, "whole_file", full)
             self.save()
 
-    real = train.Trainer.end_task
-    monkeypatch.setattr(train.Trainer, "end_task", end_task)
+    real = loop.Trainer.end_task
+    monkeypatch.setattr(loop.Trainer, "end_task", end_task)
     finished(config, out=tmp_path)
     assert results.read(tmp_path / f"{config.name}.json").accuracy
 
@@ -440,7 +440,7 @@ def test_what_is_told_later_as_on_a_gpu_is_the_same():
         config = small()
         stream = make_stream(config, None, torch.device("cpu"))
         lane = train.begun(config, stream, None, torch.device("cpu"), None, None, observer := Heard())
-        trainer = train.Trainer([lane], 1e9, lambda: False)
+        trainer = loop.Trainer([lane], 1e9, lambda: False)
         trainer.tells_later = later
         trainer.train()
         heard.append(observer)

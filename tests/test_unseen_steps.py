@@ -58,7 +58,10 @@ def test_nothing_is_said_where_most_steps_were_seen(seen, unseen):
 @pytest.mark.parametrize("make", [EWC, MAS])
 def test_methods_that_need_no_path_say_nothing(make):
     _, _, _, reg = trained(make, seen=1, unseen=8)
-    reg.consolidate(BATCHES)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        reg.consolidate(BATCHES)
+    assert not said and reg.tasks == 1
 
 
 def test_training_before_the_first_attached_step_has_no_path_to_miss():

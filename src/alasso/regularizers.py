@@ -19,6 +19,7 @@ from alasso.methods.si import SISurrogate
 from alasso.methods.surrogate import Surrogate
 from alasso.sharding import local
 from alasso.shell import Head, Loader, Regularizer
+from alasso.soundness import check_importance
 from alasso.unseen import count_unseen_steps
 
 Labels = Literal["true", "sampled", "expected"]
@@ -232,7 +233,7 @@ class IMM(_FromFisher):
             if loader is None:
                 raise AlassoError("mode-IMM measures the Fisher information; pass consolidate() the task's loader")
             measured = self._measure(loader, head)
-            self._check_importance(measured)
+            check_importance(measured, (p for _, p in self.protected()))
         with torch.no_grad():
             self._consolidate(measured)
             for name, parameter in self.protected():

@@ -16,12 +16,14 @@ from torch.optim import Optimizer
 from alasso import importance as measures
 from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
-from alasso.errors import AlassoError, DivergedError
+from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
 from alasso.objectives import Loss
-from alasso.ranks import agreed, as_sharded, total_of
+from alasso.ranks import as_sharded, total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
 from alasso.sharding import local
+from alasso.soundness import check_importance
+from alasso.states import grown, moved_like, state_dtype
 from alasso.unseen import count_unseen_steps
 
 Loader = Iterable[Any]
@@ -135,7 +137,7 @@ class Regularizer:
         for name, parameter in self.protected():
             state, theta = self.state_of(name, parameter), self._theta(parameter)
             new_states[name] = self.surrogate.consolidate(state, theta, importance.get(name))
-        self._check_importance({name: state.omega for name, state in new_states.items()})
+        check_importance({name: state.omega for name, state in new_states.items()}, (p for _, p in self.protected()))
         self._states.update(new_states)
         self._forget_passes()
         self.tasks += 1
@@ -175,7 +177,7 @@ class Regularizer:
             measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
         else:
             measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
-        self._check_importance(measured)
+        check_importance(measured, (p for _, p in self.protected()))
         with torch.no_grad():
             for name, parameter in parameters.items():
                 theta = self._theta(parameter)
@@ -294,7 +296,7 @@ class Regularizer:
             # The model was sharded since.
             state = self._states[name] = type(state)(*(from_saved(t, parameter) for t in state))
         if state.anchor.shape != theta.shape:
-            state = self._states[name] = self._grown(name, state, self._theta(parameter))
+            state = self._states[name] = grown(self.surrogate, name, state, self._theta(parameter))
         if state.anchor.device != theta.device or state.anchor.dtype != state_dtype(theta):
             state = self._states[name] = moved_like(state, theta)
         return state
@@ -354,26 +356,6 @@ class Regularizer:
         theta = local(parameter).detach()
         return theta.to(state_dtype(theta))
 
-    def _grown(self, name: str, state: Any, theta: Tensor) -> Any:
-        """State for a parameter that grew: the old block keeps its memory, what is new starts free."""
-        old = state.anchor.shape
-        if len(old) != theta.dim() or any(n < m for n, m in zip(theta.shape, old, strict=True)):
-            raise AlassoError(
-                f"{name} changed from shape {tuple(old)} to {tuple(theta.shape)}; a parameter may grow, not shrink"
-            )
-        grown = self.surrogate.init(theta)
-        block = tuple(slice(0, n) for n in old)
-        fields = {}
-        for field, tensor in grown._asdict().items():
-            before = getattr(state, field).to(tensor.device, tensor.dtype)
-            if tensor.shape == theta.shape:
-                tensor = tensor.clone()
-                tensor[block] = before
-            else:  # a summary of the whole tensor, such as EWC's constant
-                tensor = before
-            fields[field] = tensor
-        return type(state)(**fields)
-
     # -- checks ----------------------------------------------------------------------------------------------
 
     def _excluded(self, name: str) -> bool:
@@ -386,23 +368,6 @@ class Regularizer:
                 raise AlassoError(f"exclude={pattern!r} matches no parameter; the model has {', '.join(names[:8])} …")
         if not names:
             raise AlassoError("the model has no parameters to protect")
-
-    def _check_importance(self, importance: Mapping[str, Tensor]) -> None:
-        flaws = [flaw_of(omega) for omega in importance.values()]
-        some = any(bool(omega.any()) for omega in importance.values())
-        # A rank sees its own shards alone, but either all ranks go on or none does.
-        *flaws, any_importance = agreed([*flaws, int(some)], (p for _, p in self.protected()))
-        for name, flaw in zip(importance, flaws, strict=True):
-            if flaw:
-                raise DivergedError(
-                    f"importance of {name} is {FLAWS[flaw]}: the training diverged, or a setting lets it overflow "
-                    "(a smaller learning rate or c helps); the state before this consolidation is kept"
-                )
-        if not any_importance:
-            raise AlassoError(
-                "importance is zero for every weight: nothing was learned that could be protected "
-                "(did the weights move, and did gradients reach them?)"
-            )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -419,24 +384,3 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def plain_name(name: str) -> str:
     """Qualified name without the mark torch.compile leaves on submodules: compiled or not, a state fits."""
     return name.replace("_orig_mod.", "")
-
-
-FLAWS = ("", "infinite", "NaN")
-
-
-def flaw_of(omega: Tensor) -> int:
-    """Place in FLAWS of what is wrong with an importance, 0 if nothing is."""
-    if bool(torch.isfinite(omega).all()):
-        return 0
-    return 2 if bool(torch.isnan(omega).any()) else 1
-
-
-def state_dtype(theta: Tensor) -> torch.dtype:
-    """Half precision cannot hold sums of small changes: state is float32 at least."""
-    return torch.float64 if theta.dtype == torch.float64 else torch.float32
-
-
-def moved_like(state: Any, theta: Tensor) -> Any:
-    """State on θ's device and in the precision that goes with θ; integer fields keep their type."""
-    dtype = state_dtype(theta)
-    return type(state)(*(t.to(theta.device, dtype if t.is_floating_point() else t.dtype) for t in state))

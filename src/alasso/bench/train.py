@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import resource
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from alasso.bench import checkpoint, metrics, models, results
+from alasso.bench import checkpoint, models, results
 from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
-from alasso.bench.graphs import DirectSteps, GraphedSteps
-from alasso.bench.lanes import StackedSteps, can_share_a_stack, stackable, that_fit
+from alasso.bench.lanes import can_share_a_stack, stackable, that_fit
 from alasso.bench.learners import Learner
+from alasso.bench.loop import Lane, Trainer
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped
 from alasso.bench.results import Result
@@ -110,198 +106,6 @@ def run_together(
     return [found[config.name] for config in configs]
 
 
-@dataclass
-class Lane:
-    """One run: what it is, where it stands, who watches it."""
-
-    config: RunConfig
-    stream: Stream
-    learner: Learner
-    position: Position
-    saved: Path | None
-    observer: Observer
-    beside: int = 1  # runs trained together with this one, itself included
-
-    def result(self, environment: dict[str, Any], reference: Result | None) -> Result:
-        position = self.position
-        return Result(
-            config=self.config,
-            environment={**environment, "lanes": self.beside},
-            data=self.stream.editions,
-            accuracy=position.accuracy,
-            ahead=position.ahead,
-            untrained=position.untrained,
-            metrics=metrics.summary(
-                position.accuracy,
-                ahead=position.ahead,
-                untrained=position.untrained,
-                reference=reference.accuracy if reference else None,
-            ),
-            seconds=round(position.seconds, 3),
-            peak_memory=peak_memory(self.learner.device),
-        )
-
-
-class Planned(NamedTuple):
-    """Which examples the steps of an epoch are made on."""
-
-    place: tuple[int, int]  # task, epoch
-    steps_of_lane: list[int]
-    steps: Any
-
-
-class News(NamedTuple):
-    """What an epoch came to: of some lanes loss and penalty, a row a lane, there once they have ``arrived``."""
-
-    task: int
-    epoch: int
-    lanes: list[int]
-    numbers: Tensor
-    arrived: torch.cuda.Event | None
-
-
-class Trainer:
-    """The loop over tasks, epochs and steps, of one run or of several in step with one another."""
-
-    def __init__(self, lanes: Sequence[Lane], checkpoint_every: float, stop_requested: Callable[[], bool]) -> None:
-        self.lanes, self.checkpoint_every, self.stop_requested = lanes, checkpoint_every, stop_requested
-        self.epochs, self.batch_size = lanes[0].config.epochs, lanes[0].config.batch_size
-        first = lanes[0].position
-        self.task, self.epoch, self.step = first.task, first.epoch, first.step
-        self.writer = checkpoint.Writer()
-        self.ahead: Planned | None = None
-        self.news: News | None = None
-        self.tells_later = lanes[0].learner.device.type == "cuda"
-        self.steps_of = [
-            max(-(-len(lane.stream.tasks[t].train) // self.batch_size) for lane in lanes)
-            for t in range(len(lanes[0].stream))
-        ]  # in one epoch of each task
-        self._seconds_before, self._started = [lane.position.seconds for lane in lanes], time.monotonic()
-        self._last_save = self._started
-        self.steps = steps_for([lane.learner for lane in lanes])
-        self.steps.loss_sum += self.steps.loss_sum.new_tensor([lane.position.loss_sum for lane in lanes])
-
-    def train(self) -> None:
-        for lane in self.lanes:
-            lane.beside = len(self.lanes)
-            lane.observer.begin(lane.config, lane.stream, self.steps_done(), self.steps_in_all())
-            if not lane.position.untrained:
-                lane.position.untrained = lane.learner.accuracies_on(lane.stream.tasks)
-        tasks = len(self.lanes[0].stream)
-        for t in range(self.task, tasks):
-            for lane in self.lanes:
-                if self.epoch == self.step == 0:
-                    lane.learner.begin_task(t)
-                lane.learner.prepare(t)
-            self.steps.begin(t)
-            for epoch in range(self.epoch, self.epochs):
-                self.train_epoch(t, epoch)
-            self.tell()
-            self.task, self.epoch = t + 1, 0
-            for lane in self.lanes:
-                self.end_task(lane, t)
-            if t + 1 < tasks:
-                self.save()
-        self.writer.wait()  # a last checkpoint that the disk refused is of no use any more
-        self.note_position()
-
-    def train_epoch(self, t: int, epoch: int) -> None:
-        if self.ahead is None or self.ahead.place != (t, epoch):
-            self.ahead = self.planned(t, epoch)
-        steps_of_lane = self.ahead.steps_of_lane
-        self.steps.begin_epoch(self.ahead.steps, steps_of_lane)
-        for i in range(self.step, max(steps_of_lane)):
-            self.steps.step(i)
-            self.step = i + 1
-            self.lanes[0].observer.step_done(t, epoch, self.steps_done())
-            if self.stop_requested():
-                self.tell()
-                self.save()
-                self.writer.finish()
-                raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {self.step}")
-            if time.monotonic() - self._last_save > self.checkpoint_every:
-                self.save()
-        self.epoch, self.step = epoch + 1, 0
-        # A GPU is still at work on the steps of this epoch: time to tell of the one before, and to plan the next.
-        self.tell()
-        self.news = self.news_of(t, epoch, steps_of_lane)
-        self.steps.loss_sum.zero_()
-        if epoch + 1 < self.epochs:
-            self.ahead = self.planned(t, epoch + 1)
-        if not self.tells_later:
-            self.tell()
-
-    def news_of(self, t: int, epoch: int, steps_of_lane: Sequence[int]) -> News | None:
-        """Losses and penalties as they are now, on their way to the host; None if nobody wants them."""
-        told = [i for i, lane in enumerate(self.lanes) if lane.observer.wants_epochs]
-        if not told:
-            return None
-        losses = [self.steps.loss_sum[i] / steps_of_lane[i] for i in told]
-        penalties = [self.lanes[i].learner.penalty().to(losses[0].dtype) for i in told]
-        here = torch.stack([torch.stack(losses), torch.stack(penalties)], 1)
-        if not here.is_cuda:
-            return News(t, epoch, told, here, None)
-        numbers = torch.empty_like(here, device="cpu", pin_memory=True).copy_(here, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return News(t, epoch, told, numbers, arrived)
-
-    def tell(self) -> None:
-        """Tell observers of the last epoch they have not heard of."""
-        news, self.news = self.news, None
-        if news is None:
-            return
-        if news.arrived is not None:
-            news.arrived.synchronize()
-        for i, (loss, penalty) in zip(news.lanes, news.numbers.tolist(), strict=True):
-            lane = self.lanes[i]
-            left = self.seconds_left()
-            lane.observer.epoch_done(news.task, news.epoch, loss, penalty, lane.position.accuracy, left)
-
-    def planned(self, t: int, epoch: int) -> Planned:
-        plans = [lane.learner.epoch_plan(t, epoch) for lane in self.lanes]
-        return Planned((t, epoch), [len(steps) for steps in plans], self.steps.planned(plans))
-
-    def end_task(self, lane: Lane, t: int) -> None:
-        learner, position, tasks = lane.learner, lane.position, lane.stream.tasks
-        learner.end_task(t)
-        position.accuracy.append(learner.accuracies(t, position.accuracy))
-        if t + 1 < len(tasks):
-            position.ahead += learner.accuracies_on([tasks[t + 1]])
-        lane.observer.task_done(t, position.accuracy, self.seconds_left())
-
-    # -- where it stands ----------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        self._last_save = time.monotonic()
-        self.writer.finish()
-        self.note_position()
-        for lane in self.lanes:
-            if lane.saved is not None:
-                learner = lane.learner
-                state, editions = learner.state_dict(), lane.stream.editions
-                self.writer.save(lane.saved, lane.config, lane.position, state, learner.device, editions)
-
-    def note_position(self) -> None:
-        seconds = time.monotonic() - self._started
-        for lane, loss_sum, before in zip(self.lanes, self.steps.loss_sum.tolist(), self._seconds_before, strict=True):
-            position = lane.position
-            position.task, position.epoch, position.step, position.loss_sum = self.task, self.epoch, self.step, loss_sum
-            position.seconds = before + seconds / len(self.lanes)  # a lane's share of the time they took together
-
-    def steps_in_all(self) -> int:
-        return self.epochs * sum(self.steps_of)
-
-    def steps_done(self) -> int:
-        running = self.epoch * self.steps_of[self.task] if self.task < len(self.steps_of) else 0
-        return self.epochs * sum(self.steps_of[: self.task]) + running + self.step
-
-    def seconds_left(self) -> float:
-        done = self.steps_done()
-        seconds = time.monotonic() - self._started + sum(self._seconds_before)
-        return seconds * (self.steps_in_all() - done) / max(done, 1)
-
-
 # -- parts ------------------------------------------------------------------------------------------------------
 
 
@@ -340,15 +144,6 @@ def in_step(lanes: Sequence[Lane]) -> list[list[Lane]]:
     ]
     fitting = that_fit(lanes[0].learner) if len(lanes) > 1 else 1
     return [group[i : i + fitting] for parts in apart for group in parts for i in range(0, len(group), fitting)]
-
-
-def steps_for(learners: Sequence[Learner]) -> DirectSteps | StackedSteps:
-    """How steps are made: stacked and recorded where that can be, one by one elsewhere."""
-    (first, *others) = learners
-    on_gpu = first.device.type == "cuda"
-    if others or (on_gpu and stackable(first)):
-        return StackedSteps(learners)
-    return GraphedSteps(first) if on_gpu and first.can_be_recorded else DirectSteps(first)
 
 
 def make_learner(
@@ -390,14 +185,6 @@ def set_precision(precision: str) -> None:
     """Of products of float32 on a GPU, convolutions included: TF32, or float32 to the last bit."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-
-
-def peak_memory(device: torch.device) -> int:
-    """Most bytes in use at once: on the GPU where the run was there, else by the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @contextmanager

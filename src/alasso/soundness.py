@@ -1,0 +1,39 @@
+"""Whether importance can be trusted: finite, and somewhere more than nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from alasso.errors import AlassoError, DivergedError
+from alasso.ranks import agreed
+
+FLAWS = ("", "infinite", "NaN")
+
+
+def flaw_of(omega: Tensor) -> int:
+    """Place in FLAWS of what is wrong with an importance, 0 if nothing is."""
+    if bool(torch.isfinite(omega).all()):
+        return 0
+    return 2 if bool(torch.isnan(omega).any()) else 1
+
+
+def check_importance(importance: Mapping[str, Tensor], parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse, on all ranks alike, importance that is no number or that is nowhere."""
+    flaws = [flaw_of(omega) for omega in importance.values()]
+    some = any(bool(omega.any()) for omega in importance.values())
+    # A rank sees its own shards alone, but either all ranks go on or none does.
+    *flaws, any_importance = agreed([*flaws, int(some)], parameters)
+    for name, flaw in zip(importance, flaws, strict=True):
+        if flaw:
+            raise DivergedError(
+                f"importance of {name} is {FLAWS[flaw]}: the training diverged, or a setting lets it overflow "
+                "(a smaller learning rate or c helps); the state before this consolidation is kept"
+            )
+    if not any_importance:
+        raise AlassoError(
+            "importance is zero for every weight: nothing was learned that could be protected "
+            "(did the weights move, and did gradients reach them?)"
+        )
