@@ -47,6 +47,7 @@ def small(method="alasso", **changes):
 def mixed():
     """Methods, seeds and settings in one stack; Adam kept and Adam reset."""
     varied = [small("alasso", a=3.0, seed=1), small("si", c=2.0, learning_rate=3e-3), small("alasso", adam_eps=1e-3)]
+    varied.append(small("alasso", c=0.5, epsilon=0.1, unmoved="unobserved"))
     return [*(small(m) for m in METHODS if m != "alasso-memory"), *varied, small("si", reset_optimizer=True)]
 
 
@@ -231,6 +232,21 @@ def test_a_narrow_layer_as_a_sum_is_the_layer():
         torch.testing.assert_close(weighted_sum, product, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.09])
+def test_a_clipped_loss_of_a_stack_is_that_of_its_lanes_alone(clip):
+    """A clip of 0.09 cuts off many examples, before and after they are learned: of ten classes, none is likely yet."""
+    configs = [small(method, tasks=2, loss_clip=clip) for method in ("alasso", "single-task")]
+    streams = make_streams(configs, None, CPU)
+    together = [lane_of(config, stream) for config, stream in zip(configs, streams, strict=True)]
+    loop.Trainer(together, 1e9, lambda: False).train()
+    for config, stream, stacked in zip(configs, streams, together, strict=True):
+        alone = lane_of(config, stream)
+        loop.Trainer([alone], 1e9, lambda: False).train()
+        want = everything(alone)
+        for name, value in everything(stacked).items():
+            torch.testing.assert_close(value, want[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
 def trained_together(model=None):
     """Everything of two small lanes after two tasks."""
     configs = [small(method, tasks=2, epochs=1, hidden=8) for method in ("alasso", "si")]
@@ -312,7 +328,7 @@ def test_a_network_of_ones_own_shares_nothing():
     stream = make_stream(config, None, CPU)
     assert train.make_learner(config, stream, None, CPU).built_as is not None
     assert train.make_learner(config, stream, InDouble, CPU).built_as is None
-    gradients = lane_gradients.LaneGradients(nn.Sequential(), None, 2, False, CPU)
+    gradients = lane_gradients.LaneGradients(nn.Sequential(), None, 2, False, 0.0, CPU)
     before = dict(compiling._made)
     batch = lane_gradients.LaneBatch(*(torch.zeros(2, 1) for _ in range(4)))
     assert gradients.compiled(batch) is gradients.compiled(batch)
@@ -328,11 +344,12 @@ def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu():
 
 
 def stacked_tensors(device, lanes_, outs, inputs):
-    """Weights in the middle of a training: θ, m, v, anchor, k⁻, k⁺, ω."""
+    """Weights in the middle of a training: θ, m, v, anchor, stiffness, side, ω."""
     generator = torch.Generator().manual_seed(1)
     theta, m, anchor, path = (torch.randn(lanes_, outs, inputs, generator=generator) * 0.1 for _ in range(4))
-    v, k_minus, k_plus = (torch.rand(lanes_, outs, inputs, generator=generator) for _ in range(3))
-    return [tensor.to(device) for tensor in (theta, m, v, anchor, k_minus, k_plus, path)]
+    v, stiffness = (torch.rand(lanes_, outs, inputs, generator=generator) for _ in range(2))
+    side = torch.randint(-1, 3, (lanes_, outs, inputs), generator=generator, dtype=torch.int8)
+    return [tensor.to(device) for tensor in (theta, m, v, anchor, stiffness, side, path)]
 
 
 @on_gpu
@@ -346,12 +363,14 @@ def test_the_compiled_pass_equals_the_plain_one(count, one_shape):
     before = [tensor.clone() for tensor in got]
     epsilon = torch.tensor([[1e-8], [1e-8], [1e-3]]).cuda()
     run = compiling.compiled(stack.spring_and_adam_, 3, tuple(gradient.shape) if one_shape else ())
-    run(*got, gradient, *pace, epsilon)
+    tilt = [torch.tensor(of_lanes).cuda()[:, None] for of_lanes in ([1.0, 1.8, 3.0], [0.0, 1e-6, 0.1])]
+    run(*got, gradient, *pace, epsilon, *tilt)
     assert run.run is not run.plain
-    want = [tensor.double() for tensor in before]
-    stack.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), pace[2], epsilon.double())
+    want = [tensor.double() if tensor.is_floating_point() else tensor for tensor in before]
+    rest = [pace[2], *(tensor.double() for tensor in (epsilon, *tilt))]
+    stack.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), *rest)
     for new, old, expected in zip(got, before, want, strict=True):
-        torch.testing.assert_close(new.double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(new.to(expected.dtype), expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
 
 

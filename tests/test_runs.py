@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
-from alasso.bench import atomic, catalog, checkpoint, loop, results, runs, train
+from alasso.bench import atomic, catalog, checkpoint, loop, losses, results, runs, train
 from alasso.bench.benchmarks import make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
@@ -405,6 +405,25 @@ def test_adams_epsilon_reaches_the_optimizer():
     config = small(adam_eps=1e-3)
     learner = train.make_learner(config, make_stream(config, None, torch.device("cpu")), None, torch.device("cpu"))
     assert learner.optimizer.param_groups[0]["eps"] == 1e-3
+
+
+@pytest.mark.parametrize("clip", ["-1e-7", "0.5", "inf", "nan"])
+def test_a_clip_of_the_loss_must_leave_something(clip):
+    with pytest.raises(AlassoError, match="loss_clip must be 0 or more, and below"):
+        small(loss_clip=clip)
+
+
+def test_a_clipped_loss_is_that_of_clipped_probabilities():
+    """As Keras has it: −log clip(p), whose gradient is zero for an example beyond the clip, on either side."""
+    outputs = torch.tensor([[9.0, 0, 0], [0, 2, 1], [-9, 0, 0]], dtype=torch.float64, requires_grad=True)
+    y, clip = torch.tensor([0, 1, 0]), 1e-3
+    each = losses.cross_entropies(outputs, y, clip)
+    p = outputs.softmax(1)[range(3), y].clamp(clip, 1 - clip)
+    torch.testing.assert_close(each, -p.log(), rtol=1e-12, atol=0)
+    (got,) = torch.autograd.grad(losses.mean_cross_entropy(outputs, y, clip), outputs)
+    (plain,) = torch.autograd.grad(losses.mean_cross_entropy(outputs, y, 0.0), outputs)
+    assert got[0].tolist() == got[2].tolist() == [0, 0, 0]
+    torch.testing.assert_close(got[1], plain[1], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from alasso.bench.learners import Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
@@ -51,7 +51,7 @@ class MultiTask(Learner):
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         assert self.mixture is not None and plan.others is not None
         x, y, first, last = self.mixture.batch(plan.others, self.device)
-        return nn.functional.cross_entropy(only_own_head(self.outputs(x), first, last), y)
+        return self.cross_entropy(only_own_head(self.outputs(x), first, last), y)
 
 
 def even_mixture(sizes: list[int], generator: torch.Generator) -> Tensor:

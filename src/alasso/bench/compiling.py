@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,9 +26,19 @@ def compiles_on(device: torch.device) -> bool:
 class OrPlain:
     """A function compiled under a name of its own; from the compiler's first refusal on, ``plain`` in its place."""
 
-    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any], name: str, *, dynamic: bool) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        plain: Callable[..., Any],
+        name: str,
+        *,
+        dynamic: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.plain, self.name = plain, name
-        self.run = torch.compile(kernels.renamed(function, name), dynamic=dynamic, fullgraph=True)
+        wishes = {option: value for option, value in (options or {}).items() if hasattr(inductor_config(), option)}
+        renamed = kernels.renamed(function, name)
+        self.run = torch.compile(renamed, dynamic=dynamic, fullgraph=True, options=wishes or None)
 
     def __call__(self, *arguments: Any) -> Any:
         if self.run is not self.plain:
@@ -53,12 +63,23 @@ def compiled(function: Callable[..., Any], lanes: int, shape: tuple[int, ...] = 
     return OrPlain(function, function, name, dynamic=not shape)
 
 
-def compiled_once(make: Callable[[], Callable[..., Any]], plain: Callable[..., Any], key: Hashable) -> OrPlain:
+def inductor_config() -> Any:
+    import torch._inductor.config  # only where something is compiled
+
+    return torch._inductor.config
+
+
+def compiled_once(
+    make: Callable[[], Callable[..., Any]],
+    plain: Callable[..., Any],
+    key: Hashable,
+    options: Mapping[str, Any] | None = None,
+) -> OrPlain:
     """What ``make`` makes, compiled, or else ``plain``; made but once for each key that is not None."""
     if key is not None and key in _made:
         return _made[key]
     function = make()
-    run = OrPlain(function, plain, f"{function.__name__}_{next(_NUMBERS)}", dynamic=False)
+    run = OrPlain(function, plain, f"{function.__name__}_{next(_NUMBERS)}", dynamic=False, options=options)
     if key is not None:
         _made[key] = run
     return run

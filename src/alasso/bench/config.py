@@ -46,6 +46,7 @@ class RunConfig:
     memory_share: float = 0.5  # what part of a batch is rehearsed
     precision: str = "tf32"  # of matrix products on a GPU: tf32, float32 or bf16
     adam_eps: float = 1e-8  # Adam's ε; Keras, with which the authors ran theirs, has 1e-7
+    loss_clip: float = 0.0  # the loss counts probabilities as within [clip, 1 − clip]; Keras has 1e-7
     validation: bool = False  # measured on examples held out of training; the test examples are not touched
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -102,6 +103,8 @@ class RunConfig:
             raise AlassoError(f"adam_eps must be a positive number, not {values['adam_eps']}")
         if values["optimizer"] != "adam" and values["adam_eps"] != ADDED_LATER["adam_eps"]:
             raise AlassoError("adam_eps is for optimizer=adam")
+        if not 0 <= values["loss_clip"] < 0.5:
+            raise AlassoError(f"loss_clip must be 0 or more, and below 0.5, not {values['loss_clip']}")
         if values["optimizer"] not in OPTIMIZERS:
             raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
         if values["precision"] not in PRECISIONS:
@@ -149,7 +152,7 @@ class RunConfig:
 #: What others call some fields.
 SHORT = {"lr": "learning_rate", "bs": "batch_size", "eps": "adam_eps"}
 #: Fields that result files from before them do not have, and what all those runs had.
-ADDED_LATER = {"adam_eps": 1e-8}
+ADDED_LATER = {"adam_eps": 1e-8, "loss_clip": 0.0}
 #: Fields that say what a run is, and are not changes of it.
 NOT_CHANGES = ("benchmark", "method", "settings")
 #: Settings that are logarithms.

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from alasso.bench.compiling import compiled_once, compiles_on
+from alasso.bench.losses import cross_entropies
 
 NARROW = 16  # outputs up to which a dense layer is made a sum
+#: Sums over so few terms are written out term by term; the compiler's own limit is half of that.
+WRITTEN_OUT = {"unroll_reductions_threshold": NARROW + 1}
 
 Weights = dict[str, Tensor]
 
@@ -35,10 +38,13 @@ class LaneGradients:
     networks that were built alike, which share what is compiled; None where that is not known.
     """
 
-    def __init__(self, network: nn.Module, built_as: Hashable, lanes: int, bf16: bool, device: torch.device) -> None:
-        self.network, self.built_as, self.lanes, self.bf16 = network, built_as, lanes, bf16
+    def __init__(
+        self, network: nn.Module, built_as: Hashable, lanes: int, bf16: bool, clip: float, device: torch.device
+    ) -> None:
+        self.network, self.built_as, self.how = network, built_as, (lanes, bf16, clip)
+        self.alone = lanes == 1
         self.compiles = compiles_on(device)
-        self.plain = gradient_function(network, lanes, bf16)
+        self.plain = gradient_function(network, *self.how)
         self.of_shapes: dict[Hashable, Callable[..., Any]] = {}
 
     @torch.no_grad()
@@ -51,17 +57,19 @@ class LaneGradients:
         shapes = (batch.x.shape, batch.columns.shape)
         if shapes not in self.of_shapes:
             device = batch.x.device.type
-            key = self.built_as and (self.built_as, self.lanes, self.bf16, device, shapes)
-            self.of_shapes[shapes] = compiled_once(self.narrow_function, self.plain, key)
+            key = self.built_as and (self.built_as, self.how, device, shapes)
+            self.of_shapes[shapes] = compiled_once(self.function, self.plain, key, WRITTEN_OUT)
         return self.of_shapes[shapes]
 
-    def narrow_function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[..., Any]:
+        """What is compiled. The products of several lanes fill a GPU, however narrow; those of one alone do not."""
         network = copy.deepcopy(self.network)
-        make_sums_of_narrow_layers(network)
-        return gradient_function(network, self.lanes, self.bf16)
+        if self.alone:
+            make_sums_of_narrow_layers(network)
+        return gradient_function(network, *self.how)
 
 
-def gradient_function(network: nn.Module, lanes: int, bf16: bool) -> Callable[..., tuple[Weights, Tensor]]:
+def gradient_function(network: nn.Module, lanes: int, bf16: bool, clip: float) -> Callable[..., tuple[Weights, Tensor]]:
     """What the network computes is in its code; the weights are given. It needs none of its own."""
 
     def outputs(weights: Weights, x: Tensor) -> Tensor:
@@ -77,7 +85,7 @@ def gradient_function(network: nn.Module, lanes: int, bf16: bool) -> Callable[..
         answers = outputs(weights, x)
         if columns.shape[1] < answers.shape[2]:
             answers = answers.gather(2, columns[:, None, :].expand(-1, answers.shape[1], -1))
-        each = shared_cross_entropy(answers, y, share)
+        each = shared_cross_entropy(answers, y, share, clip)
         return each.sum(), each
 
     def gradients(weights: Weights, x: Tensor, y: Tensor, share: Tensor, columns: Tensor) -> tuple[Weights, Tensor]:
@@ -87,9 +95,9 @@ def gradient_function(network: nn.Module, lanes: int, bf16: bool) -> Callable[..
     return gradients
 
 
-def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
+def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor, clip: float) -> Tensor:
     """For each lane the cross-entropy of its examples, each weighed with its share."""
-    each = nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
+    each = cross_entropies(outputs.flatten(0, 1), y.flatten(), clip)
     return (each.view_as(share) * share).sum(1)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from alasso import regularizers
 from alasso.bench.config import RunConfig
+from alasso.bench.losses import mean_cross_entropy
 from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
 from alasso.bench.streams import Examples, Stream, Task
 from alasso.methods.imm import DropTransfer
@@ -93,12 +94,15 @@ class Learner:
         task = self.stream.tasks[t]
         x, y = self.batch(task.train, plan.own)
         if plan.others is None or self.mixture is None:
-            return nn.functional.cross_entropy(self.outputs(x)[:, task.head], y - task.head.start)
+            return self.cross_entropy(self.outputs(x)[:, task.head], y - task.head.start)
         old_x, old_y, first, last = self.mixture.batch(plan.others, self.device)
         own_columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
         outputs = self.outputs(torch.cat([x, old_x]))
         outputs = only_own_head(outputs, torch.cat([own_columns[0], first]), torch.cat([own_columns[1], last]))
-        return nn.functional.cross_entropy(outputs, torch.cat([y, old_y]))
+        return self.cross_entropy(outputs, torch.cat([y, old_y]))
+
+    def cross_entropy(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return mean_cross_entropy(outputs, y, self.config.loss_clip)
 
     def outputs(self, x: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from alasso.bench.compiling import compiled, compiles_on
 from alasso.bench.lane_gradients import LaneBatch, LaneGradients
 from alasso.bench.learners import Learner, Regularized
-from alasso.methods.surrogate import two_sided_spring_grad
+from alasso.methods.alasso import AlassoSurrogate, asymmetric_factors
+from alasso.methods.surrogate import Surrogate, two_sided_spring_grad
 from alasso.moves import adam_direction, adam_moments, bias_corrections
 
 BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
@@ -28,14 +29,18 @@ class Slot(NamedTuple):
     m: Tensor
     v: Tensor
     anchor: Tensor
-    k_minus: Tensor
-    k_plus: Tensor
+    stiffness: Tensor  # where training was observed
+    side: Tensor  # which side that is, in a byte; 0: neither
     path: Tensor
 
     @staticmethod
     def like(leading: Tensor) -> Slot:
         """All in the memory layout of ``leading``."""
-        return Slot(*(torch.zeros_like(leading) for _ in Slot._fields))
+        dtypes = dict.fromkeys(Slot._fields, leading.dtype) | {"side": torch.int8}
+        return Slot(**{name: torch.zeros_like(leading, dtype=dtype) for name, dtype in dtypes.items()})
+
+    def laid_out_like(self, gradient: Tensor) -> Slot:
+        return Slot(*(torch.empty_like(gradient, dtype=tensor.dtype).copy_(tensor) for tensor in self))
 
 
 class Pace(NamedTuple):
@@ -44,6 +49,13 @@ class Pace(NamedTuple):
     step_size: Tensor
     root: Tensor
     active: Tensor
+
+
+class Tilt(NamedTuple):
+    """Each lane's overestimate of the side that was not observed: aK + ε in place of the stiffness K; (lanes, 1)."""
+
+    a: Tensor
+    epsilon: Tensor
 
 
 class Stack:
@@ -63,6 +75,7 @@ class Stack:
         self.rate = torch.tensor(rates, device=self.device, dtype=dtype)
         epsilons = [[learner.config.adam_eps] for learner in learners]
         self.epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
+        self.tilt = Tilt(torch.ones_like(self.rate), torch.zeros_like(self.rate))
         self.slots = {
             name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
@@ -70,8 +83,9 @@ class Stack:
         self.at_work: list[torch.cuda.Stream] = []
         self.kept: list[Tensor] = []
         network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
-        bf16 = learners[0].config.precision == "bf16"
-        self.gradients = LaneGradients(network, learners[0].built_as, len(learners), bf16, self.device)
+        config, built_as = learners[0].config, learners[0].built_as
+        how = (len(learners), config.precision == "bf16", config.loss_clip)
+        self.gradients = LaneGradients(network, built_as, *how, self.device)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -87,6 +101,8 @@ class Stack:
                 self._adopt_moments(learner.optimizer, parameter, row, lane)
                 if isinstance(learner, Regularized):
                     self._adopt_spring(learner, name, parameter, row)
+            if isinstance(learner, Regularized):
+                self.tilt.a[lane], self.tilt.epsilon[lane] = tilt_of(learner.regularizer.surrogate)
 
     def _adopt_moments(self, optimizer: torch.optim.Optimizer, p: nn.Parameter, row: Slot, lane: int) -> None:
         state = optimizer.state[p]
@@ -103,9 +119,10 @@ class Stack:
     def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: Slot) -> None:
         regularizer = learner.regularizer
         state = regularizer.state_of(name, parameter)
-        for slot, stiffness in zip((row.k_minus, row.k_plus), regularizer.surrogate.stiffness(state), strict=True):
-            # What has no past has no penalty, whatever a method's settings say.
-            slot.copy_(stiffness) if regularizer.tasks else slot.zero_()
+        stiffness, side = spring_of(regularizer.surrogate, state)
+        # What has no past has no penalty, whatever a method's settings say.
+        row.stiffness.copy_(stiffness) if regularizer.tasks else row.stiffness.zero_()
+        row.side.copy_(side)
         views = {"anchor": taken(row.anchor, state.anchor)}
         if regularizer.surrogate.observes_path:
             views["path"] = taken(row.path, state.path)
@@ -140,7 +157,7 @@ class Stack:
         slot = self.slots[name]
         if self.alone:
             gradient = gradient[None]
-        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *pace, self.epsilon)
+        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *pace, self.epsilon, *self.tilt)
 
     @contextmanager
     def aside(self, *needed: Tensor, on: int = 0) -> Iterator[None]:
@@ -169,7 +186,7 @@ class Stack:
         for name, gradient in gradients.items():
             slot = self.slots[name]
             if not self.alone and gradient.stride() != slot.theta.stride() and is_dense(gradient):
-                self.slots[name] = Slot(*(torch.empty_like(gradient).copy_(tensor) for tensor in slot))
+                self.slots[name] = slot.laid_out_like(gradient)
         self.laid_out = True
         self.adopt()
 
@@ -187,22 +204,40 @@ def spring_and_adam_(
     m: Tensor,
     v: Tensor,
     anchor: Tensor,
-    k_minus: Tensor,
-    k_plus: Tensor,
+    stiffness: Tensor,
+    side: Tensor,
     path: Tensor,
     grad: Tensor,
     step_size: Tensor,
     root: Tensor,
     active: Tensor,
+    adam_epsilon: Tensor,
+    a: Tensor,
     epsilon: Tensor,
 ) -> None:
-    """Penalty, Adam and ω in one pass; a lane that is not active stays as it is."""
-    total = grad + two_sided_spring_grad(theta - anchor, k_minus, k_plus)
+    """Penalty, Adam and ω in one pass; a lane that is not active stays as it is.
+
+    Stiffness and side are read, not the stiffness of either side: five bytes a weight instead of eight.
+    """
+    total = grad + two_sided_spring_grad(theta - anchor, *asymmetric_factors(stiffness, side, a, epsilon))
     new_m, new_v = adam_moments(total, m, v, 1 - BETA1, 1 - BETA2)
-    new_theta = theta - step_size * adam_direction(new_m, new_v, root, epsilon)
+    new_theta = theta - step_size * adam_direction(new_m, new_v, root, adam_epsilon)
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))
+
+
+def tilt_of(surrogate: Surrogate[Any]) -> tuple[float | Tensor, float | Tensor]:
+    """a and cε, which overestimate the stiffness cΩ of Eq. 5; symmetric springs are overestimated by nothing."""
+    return (surrogate.a, surrogate.c * surrogate.epsilon) if isinstance(surrogate, AlassoSurrogate) else (1.0, 0.0)
+
+
+def spring_of(surrogate: Surrogate[Any], state: Any) -> tuple[Tensor, Tensor]:
+    """Stiffness on the side that was observed, and which side that is. Only ALASSO tells the sides apart."""
+    if isinstance(surrogate, AlassoSurrogate):
+        return surrogate.c * state.omega, state.side
+    stiffness, _ = surrogate.stiffness(state)
+    return stiffness, torch.zeros_like(stiffness, dtype=torch.int8)
 
 
 def taken(slot: Tensor, content: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Variational(Learner):
         x, y = self.batch(self.stream.tasks[t].train, plan.own)
 
         def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(outputs[:, head], y - head.start)
+            return self.cross_entropy(outputs[:, head], y - head.start)
 
         return vcl.negative_elbo(
             self.model,
@@ -129,7 +129,7 @@ class VariationalWithCoreset(Variational):
                 def cross_entropy(outputs: Tensor, y: Tensor, first: Tensor = first, last: Tensor = last) -> Tensor:
                     repeats = len(outputs) // len(first)
                     masked = only_own_head(outputs, first.repeat(repeats), last.repeat(repeats))
-                    return nn.functional.cross_entropy(masked, y)
+                    return self.cross_entropy(masked, y)
 
                 loss = vcl.negative_elbo(
                     self.model, x, y, cross_entropy, data_size=len(pairs), samples=settings["train_samples"]
