@@ -131,7 +131,7 @@ def test_waypoints_of_a_stack(tmp_path, trained):
         (alone,) = carried_out([short], tmp_path / "alone")
         assert result.config == short and result == results.read(file_of(short, tmp_path / "both"))
         assert torch.allclose(torch.tensor(result.accuracy[-1]), torch.tensor(alone.accuracy[-1]), atol=0.01)
-    stacked = carried_out(shorter + [small(SHORT, "mas", seed=2)], tmp_path / "stacked", lanes=16)
+    stacked = carried_out([*shorter, small(SHORT, "mas", seed=2)], tmp_path / "stacked", lanes=16)
     for result, same in zip(together[: len(shorter)], stacked, strict=False):
         assert found(result) == found(same)  # in the same company, bit for bit
 
