@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Lane:
     saved: Path | None
     observer: Observer
     beside: int = 1  # runs trained together with this one, itself included
-    waypoints: Sequence[Waypoint] = field(default_factory=list)
+    waypoints: Sequence[Waypoint] = ()
 
     def result(self, environment: dict[str, Any], reference: Result | None) -> Result:
         return self._result(self.config, self.position, environment, reference)

@@ -88,7 +88,7 @@ def run_together(
         saved = checkpoint_path(config, out) if out else None
         observer = observers[i] if observers else Quiet()
         lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
-        lanes[-1].waypoints = waypoints[i] if waypoints else []
+        lanes[-1].waypoints = waypoints[i] if waypoints else ()
 
     def write_waypoints(of: Sequence[Lane]) -> None:
         for lane in of:
