@@ -473,6 +473,45 @@ def test_shared_runs_are_planned_once_and_finished_ones_not_at_all(folder, tmp_p
     assert make_plan(experiments, 3, tmp_path).runs == 4 * 3 - 6
 
 
+LONGER = EXPERIMENT.replace("tasks = 3", "tasks = 5")
+
+
+@pytest.fixture
+def two_lengths(folder):
+    """The experiment ``small`` once more with more tasks, and one run more of its own."""
+    (folder / "experiments" / "longer.toml").write_text(LONGER.replace("si = {}", "si = {}\nmas = {}"))
+    return folder
+
+
+def test_runs_on_the_way_of_longer_ones_go_with_them_and_take_no_steps(two_lengths, tmp_path):
+    experiments = [one for one in read_experiments(two_lengths).values() if one.probe is None]
+    planned = make_plan(experiments, None, tmp_path)
+    # Of three tasks: alasso, si and a=3 with one seed lie on the way; seed 1 of alasso and si, and sgd twice, do not.
+    parts = {part.title: part for part in planned.parts}
+    short, long = parts["permuted-digits, 3 tasks"], parts["permuted-digits, 5 tasks"]
+    assert (len(short.trained), len(short.on_the_way)) == (4, 0)
+    assert (len(long.trained), len(long.on_the_way)) == (4, 3)
+    assert {config.tasks for config in long.trained} == {5} and {config.tasks for config in long.on_the_way} == {3}
+    assert (planned.runs, planned.on_the_way) == (8, 3)
+    assert timing.steps_in(long) == 4 * timing.steps_of(long.trained[0])
+    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: 0.5)
+    assert estimate.seconds == pytest.approx(0.5 * (timing.steps_in(short) + timing.steps_in(long)))
+    assert estimate.sources[timing.MEASURED] == 8
+
+    for config in long.trained:
+        results.write(result(config, 0.5), tmp_path)
+    without = make_plan(experiments, None, tmp_path)  # the longer ones are there: the shorter ones go by themselves
+    assert (without.runs, without.on_the_way, without.present) == (7, 0, 4)
+
+
+def test_the_papers_runs_of_30_tasks_go_with_those_of_100(tmp_path):
+    found = read_experiments()
+    both = make_plan([found[name] for name in ("mnist-30", "mnist-100", "a-30", "a-100")], None, tmp_path)
+    parts = {part.tasks: part for part in both.parts}
+    assert {config.method for config in parts[30].configs} == {"imm-mean"}  # not among the runs of 100
+    assert len(parts[100].trained) == len(parts[100].on_the_way) == 3 * (12 + 5)
+
+
 def test_only_and_skip():
     found = read_experiments()
     assert [one.id for one in chosen(found, ["cifar", "mnist-30"], [])] == ["mnist-30", "cifar"]
@@ -633,6 +672,35 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     assert "1 run to do, 6 already there" in output and results.read(gone).accuracy == before.accuracy
     code, output, _ = command([*words, "--plan"], monkeypatch, capsys)
     assert code == 0 and "Nothing to run: all 7 results" in output
+
+
+def test_any_result_that_is_deleted_comes_back(two_lengths, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    words = ["reproduce", "--study", two_lengths, "--only", "small", "longer", "--out", out, "--device", "cpu"]
+    code, output, errors = command([*words, "--plan"], monkeypatch, capsys)
+    assert code == 0, errors
+    assert "4 runs and 3 shorter runs on the way of longer ones to do, 0 already in" in output
+    assert "permuted-digits, 5 tasks" in output and "longer, small" in output
+    assert "permuted-digits, 3 tasks" not in output
+
+    code, output, errors = command(words, monkeypatch, capsys)
+    assert code == 0, errors
+    experiments = read_experiments(two_lengths)
+    short, long = (result_path(experiments[name].config("si"), out) for name in ("small", "longer"))
+    (row,) = timing.read_parts(out)
+    assert (row.runs, row.steps) == (4, 4 * timing.steps_of(experiments["longer"].config("si")))
+    before = [results.read(path).accuracy for path in (short, long)]
+    for gone, said in (
+        ([short], "1 run to do, 6 already there"),
+        ([short, long], "1 run and 1 shorter run on the way of a longer one to do, 5 already there"),
+        ([long], "1 run to do, 6 already there"),
+    ):
+        for path in gone:
+            path.unlink()
+        code, output, errors = command(words, monkeypatch, capsys)
+        assert code == 0 and said in output, errors
+        assert [results.read(path).accuracy for path in (short, long)] == before
 
 
 def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_path, monkeypatch, capsys):

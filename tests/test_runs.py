@@ -499,6 +499,16 @@ def test_sweeps_show_what_varies(tmp_path, monkeypatch, capsys):
     assert output.splitlines()[2].split()[:2] == ["method", "a"]
 
 
+def test_a_sweep_over_tasks_trains_the_longest_alone(tmp_path, monkeypatch, capsys):
+    words = ("run", "permuted-digits", "--method", "si", "--epochs", 1, "--set", "hidden=8", "tasks=2,4,3")
+    code, output, errors = in_process([*words, "--device", "cpu", "--out", tmp_path], monkeypatch, capsys)
+    assert code == 0, errors
+    assert "2 shorter runs on the way of longer ones" in output and "3 result files in" in output
+    assert "task 4/4" in output and "task 2/2" not in output and "task 3/3" not in output
+    found = [results.read(path) for path in tmp_path.glob("*.json")]
+    assert sorted((r.config.tasks, len(r.accuracy)) for r in found) == [(2, 2), (3, 3), (4, 4)]
+
+
 def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, capsys):
     config = small("sgd")
     (tmp_path / f"{config.name}.checkpoint").write_bytes(b"begun")

@@ -31,6 +31,17 @@ class Position:
     accuracy: list[list[float]] = field(default_factory=list)
     ahead: list[float] = field(default_factory=list)
     untrained: list[float] = field(default_factory=list)
+    seconds_at: dict[int, float] = field(default_factory=dict)  # by tasks learned; older checkpoints have none
+
+    def after(self, tasks: int) -> Position:
+        """Where a run of so many tasks ended, if this one came past."""
+        return Position(
+            task=tasks,
+            seconds=self.seconds_at[tasks],
+            accuracy=self.accuracy[:tasks],
+            ahead=self.ahead[: tasks - 1],
+            untrained=self.untrained[:tasks],
+        )
 
 
 class Writer:

@@ -22,6 +22,7 @@ from alasso.bench.learners import Learner
 from alasso.bench.progress import Observer, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
+from alasso.bench.waypoints import Waypoint
 
 
 @dataclass
@@ -35,11 +36,24 @@ class Lane:
     saved: Path | None
     observer: Observer
     beside: int = 1  # runs trained together with this one, itself included
+    waypoints: Sequence[Waypoint] = ()
 
     def result(self, environment: dict[str, Any], reference: Result | None) -> Result:
-        position = self.position
+        return self._result(self.config, self.position, environment, reference)
+
+    def reached(self) -> list[Waypoint]:
+        """Waypoints that it has come past and that have no result yet."""
+        return [w for w in self.waypoints if w.result is None and w.tasks in self.position.seconds_at]
+
+    def result_of(self, waypoint: Waypoint, environment: dict[str, Any]) -> Result:
+        """What the waypoint's run would have found by itself."""
+        return self._result(waypoint.config, self.position.after(waypoint.tasks), environment, waypoint.reference)
+
+    def _result(
+        self, config: RunConfig, position: Position, environment: dict[str, Any], reference: Result | None
+    ) -> Result:
         return Result(
-            config=self.config,
+            config=config,
             environment={**environment, "lanes": self.beside},
             data=self.stream.editions,
             accuracy=position.accuracy,
@@ -77,8 +91,15 @@ class News(NamedTuple):
 class Trainer:
     """The loop over tasks, epochs and steps, of one run or of several in step with one another."""
 
-    def __init__(self, lanes: Sequence[Lane], checkpoint_every: float, stop_requested: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        checkpoint_every: float,
+        stop_requested: Callable[[], bool],
+        write_waypoints: Callable[[Sequence[Lane]], None] = lambda lanes: None,
+    ) -> None:
         self.lanes, self.checkpoint_every, self.stop_requested = lanes, checkpoint_every, stop_requested
+        self.write_waypoints = write_waypoints
         self.epochs, self.batch_size = lanes[0].config.epochs, lanes[0].config.batch_size
         first = lanes[0].position
         self.task, self.epoch, self.step = first.task, first.epoch, first.step
@@ -101,6 +122,7 @@ class Trainer:
             lane.observer.begin(lane.config, lane.stream, self.steps_done(), self.steps_in_all())
             if not lane.position.untrained:
                 lane.position.untrained = lane.learner.accuracies_on(lane.stream.tasks)
+        self.write_waypoints(self.lanes)  # those that a checkpoint lies beyond
         tasks = len(self.lanes[0].stream)
         for t in range(self.task, tasks):
             for lane in self.lanes:
@@ -114,6 +136,9 @@ class Trainer:
             self.task, self.epoch = t + 1, 0
             for lane in self.lanes:
                 self.end_task(lane, t)
+            for lane, seconds in zip(self.lanes, self.seconds_of_lanes(), strict=True):
+                lane.position.seconds_at[t + 1] = seconds
+            self.write_waypoints(self.lanes)
             if t + 1 < tasks:
                 self.save()
         self.writer.wait()  # a last checkpoint that the disk refused is of no use any more
@@ -197,11 +222,16 @@ class Trainer:
                 self.writer.save(lane.saved, lane.config, lane.position, state, learner.device, editions)
 
     def note_position(self) -> None:
-        seconds = time.monotonic() - self._started
-        for lane, loss_sum, before in zip(self.lanes, self.steps.loss_sum.tolist(), self._seconds_before, strict=True):
+        noted = zip(self.lanes, self.steps.loss_sum.tolist(), self.seconds_of_lanes(), strict=True)
+        for lane, loss_sum, seconds in noted:
             position = lane.position
             position.task, position.epoch, position.step, position.loss_sum = self.task, self.epoch, self.step, loss_sum
-            position.seconds = before + seconds / len(self.lanes)  # a lane's share of the time they took together
+            position.seconds = seconds
+
+    def seconds_of_lanes(self) -> list[float]:
+        """What each run took so far: before, and its share of the time they took together."""
+        share = (time.monotonic() - self._started) / len(self.lanes)
+        return [before + share for before in self._seconds_before]
 
     def steps_in_all(self) -> int:
         return self.epochs * sum(self.steps_of)

@@ -21,6 +21,7 @@ from alasso.bench.catalog import METHODS
 from alasso.bench.config import FIELDS, NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
 from alasso.bench.results import Result
+from alasso.bench.waypoints import Waypoint, on_the_way
 from alasso.errors import AlassoError, DivergedError
 
 __all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
@@ -78,7 +79,7 @@ def carry_out(
     console: Console,
     reference: Callable[[RunConfig], Result | None] = lambda config: None,
 ) -> list[Result]:
-    """Run what is not finished yet, in order, with one overall progress."""
+    """Run what is not finished yet, in order, with one overall progress; shorter runs on the way of longer ones."""
     check_folder(configs, options)
     paths = {config.name: options.out / f"{config.name}.json" for config in configs}
     done = {c.name: results.read(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
@@ -89,20 +90,26 @@ def carry_out(
                 said = f"{label(config, varying)}: already done, {paths[config.name].name} (run again with --restart)"
                 console.print(said, style="dim")
     left = [config for config in configs if config.name not in done]
+    waypoints = {name: [Waypoint(c, reference(c)) for c in shorter] for name, shorter in on_the_way(left).items()}
+    passed_through = {waypoint.config.name for of_one in waypoints.values() for waypoint in of_one}
+    trained = [config for config in left if config.name not in passed_through]
+    if passed_through and not options.quiet:
+        console.print(shorter_runs(len(passed_through)), style="dim")
     with ExitStack() as stack:
         bars = None
         if console.is_terminal and not options.quiet:
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
         lost: list[str] = []
-        waiting = deque(stacks(left, options) if left else ())
+        waiting = deque(stacks(trained, options) if trained else ())
         while waiting:
             group = waiting.popleft()
             if bars:
                 bars.start_run(labels(group, varying), len(done))
             against = [reference(config) for config in group]
+            passed = [waypoints.get(config.name, []) for config in group]
             try:
-                found = _carry_out_together(group, labels(group, varying), options, console, bars, against)
+                found = _carry_out_together(group, labels(group, varying), options, console, bars, against, passed)
             except DivergedError as error:
                 if len(group) > 1:  # each by itself, to find out which, from where they stand
                     waiting.extendleft([config] for config in reversed(group))
@@ -110,8 +117,12 @@ def carry_out(
                     continue
                 (options.out / f"{group[0].name}.checkpoint").unlink(missing_ok=True)  # it leads nowhere
                 lost.append(f"{label(group[0], varying)}: {error}")
-                continue
+                found = []
             done |= {result.name: result for result in found}
+            done |= {w.config.name: w.result for of_one in passed for w in of_one if w.result}
+            # Those that could not be written, as from an old checkpoint that does not hold the time, run by themselves.
+            missed = [w.config for of_one in passed for w in of_one if not w.result]
+            waiting.extend(stacks(missed, options) if missed else ())
     if lost:
         others = "; the other runs are finished" if len(done) else ""
         raise DivergedError(" | ".join(lost) + others)
@@ -146,6 +157,7 @@ def _carry_out_together(
     console: Console,
     bars: Bars | None,
     references: Sequence[Result | None],
+    waypoints: Sequence[Sequence[Waypoint]],
 ) -> list[Result]:
     from alasso.bench import train
 
@@ -170,6 +182,7 @@ def _carry_out_together(
             references=references,
             observers=watching,
             checkpoint_every=options.checkpoint_every,
+            waypoints=waypoints,
         )
 
 
@@ -221,6 +234,16 @@ def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
     """Of runs that go together, the first by name."""
     others = len(configs) - 1
     return label(configs[0], varying) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
+
+
+def shorter_runs(count: int) -> str:
+    """
+    >>> shorter_runs(1), shorter_runs(3)
+    ('1 shorter run on the way of a longer one', '3 shorter runs on the way of longer ones')
+    """
+    return (
+        "1 shorter run on the way of a longer one" if count == 1 else f"{count} shorter runs on the way of longer ones"
+    )
 
 
 def table(found: Sequence[Result], width: int = 120) -> Table:

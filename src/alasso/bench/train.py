@@ -23,6 +23,7 @@ from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
+from alasso.bench.waypoints import Waypoint
 from alasso.errors import AlassoError
 
 SMALL_NETWORK = 2_000_000  # weights
@@ -73,16 +74,27 @@ def run_together(
     references: Sequence[Result | None] | None = None,
     observers: Sequence[Observer] | None = None,
     checkpoint_every: float = 30.0,
+    waypoints: Sequence[Sequence[Waypoint]] | None = None,
 ) -> list[Result]:
-    """Several runs side by side, as lanes of one stacked network where they can be; the same results as one by one."""
+    """Several runs side by side, as lanes of one stacked network where they can be; the same results as one by one.
+
+    ``waypoints``: for each run, shorter ones that it passes through; they are given, and written, their results then.
+    """
     place = torch_device(device)
     streams = streams or make_streams(configs, data_dir, place)
     set_precision(configs[0].precision)
     lanes = []
     for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
-        saved = out / f"{config.name}.checkpoint" if out else None
+        saved = checkpoint_path(config, out) if out else None
         observer = observers[i] if observers else Quiet()
         lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
+        lanes[-1].waypoints = waypoints[i] if waypoints else ()
+
+    def write_waypoints(of: Sequence[Lane]) -> None:
+        for lane in of:
+            for waypoint in lane.reached():
+                waypoint.result = lane.result_of(waypoint, results.environment(str(place)))
+                write(waypoint.result, out)
 
     reference_of = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
     if place.type == "cuda":
@@ -92,14 +104,11 @@ def run_together(
         groups = in_step(lanes)
         while groups:
             group = groups.pop(0)
-            Trainer(group, checkpoint_every, stop_requested).train()
+            Trainer(group, checkpoint_every, stop_requested, write_waypoints).train()
             environment = results.environment(str(place))
             for lane in group:
                 found[lane.config.name] = result = lane.result(environment, reference_of[lane.config.name])
-                if out:
-                    results.write(result, out)
-                if lane.saved:
-                    lane.saved.unlink(missing_ok=True)
+                write(result, out)
                 del lane.learner  # what comes next may need its memory
             if stop_requested() and groups:
                 raise Stopped("the end of a run")
@@ -107,6 +116,17 @@ def run_together(
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
+
+
+def write(result: Result, out: Path | None) -> None:
+    """The result's file, if there is to be one, in place of the run's checkpoint."""
+    if out:
+        results.write(result, out)
+        checkpoint_path(result.config, out).unlink(missing_ok=True)
+
+
+def checkpoint_path(config: RunConfig, out: Path) -> Path:
+    return out / f"{config.name}.checkpoint"
 
 
 def begun(

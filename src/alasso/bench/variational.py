@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,12 @@ class Variational(Learner):
         super().end_task(t)
         vcl.update_prior(self.model)
 
+    def accuracies_on(self, tasks: Sequence[Task]) -> list[float]:
+        # Answering must leave no trace, not even in the random numbers of training: else a run would depend on how many
+        # tasks it is asked about.
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            return super().accuracies_on(tasks)
+
     def answers(self, x: Tensor, task: Task) -> Tensor:
         probabilities = vcl.predict(
             self.model, x, self.config.settings["test_samples"], head=lambda outputs: outputs[:, task.head]
@@ -108,7 +114,7 @@ class VariationalWithCoreset(Variational):
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
         posterior, optimizer = self.model, self.optimizer
-        # Answering must leave no trace, not even in the random numbers of the tasks to come.
+        # As in accuracies_on: no trace, here not in the posterior either.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self.model = copy.deepcopy(posterior)
             self.optimizer = self.new_optimizer()

@@ -39,15 +39,20 @@ def _carry_out(
 ) -> None:
     for part in plan.parts:
         about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
-        say(f"{part.title}: {counted(len(part.configs))}{about}")
+        say(f"{part.title}: {counted(len(part.trained), len(part.on_the_way))}{about}")
         with timed(part, estimate.device, options.out):
             runs.carry_out(part.configs, options, console)
     for probe in plan.probes:
         measure(probe, options, say)
 
 
-def counted(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+def counted(trained: int, on_the_way: int = 0) -> str:
+    """
+    >>> counted(1), counted(36, 33)
+    ('1 run', '36 runs and 33 shorter runs on the way of longer ones')
+    """
+    runs_ = "1 run" if trained == 1 else f"{trained} runs"
+    return f"{runs_} and {runs.shorter_runs(on_the_way)}" if on_the_way else runs_
 
 
 @contextmanager
@@ -70,14 +75,14 @@ def terminated_like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def timed(part: Part, device: str, out: Path) -> Iterator[None]:
-    """Note how long a part took, also when it was stopped on the way."""
+    """Note how long a part took, also when it was stopped midway; runs on the way of others took no time."""
     began = time.monotonic()
     try:
         yield
     finally:
-        done = [config for config in part.configs if result_path(config, out).exists()]
+        trained = [config for config in part.trained if result_path(config, out).exists()]
         if out.is_dir():  # a part that was stopped before any of its runs ended took time, too
-            timing.note_part(out, part.title, device, done, time.monotonic() - began)
+            timing.note_part(out, part.title, device, trained, time.monotonic() - began)
 
 
 def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:

@@ -78,7 +78,7 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
         return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
-    todo = carrying.counted(planned.runs)
+    todo = carrying.counted(planned.runs, planned.on_the_way)
     say(f"{todo} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
@@ -98,7 +98,8 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     work.places.refuse_mixture(work)
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
-    hush(f"{carrying.counted(planned.runs)} to do, {planned.present} already there; {estimate.sentence()}.")
+    todo = carrying.counted(planned.runs, planned.on_the_way)
+    hush(f"{todo} to do, {planned.present} already there; {estimate.sentence()}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Console(), hush)

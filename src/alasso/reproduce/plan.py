@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from alasso.bench.config import RunConfig
+from alasso.bench.waypoints import carriers
 from alasso.reproduce.experiments import Experiment
 
 RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
@@ -15,16 +17,21 @@ RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
 
 @dataclass(frozen=True)
 class Part:
-    """Runs that are carried out together: one benchmark, one number of tasks."""
+    """Runs that are carried out together: one benchmark, one number of tasks, and shorter runs on their way."""
 
     benchmark: str
     tasks: int | None
-    configs: tuple[RunConfig, ...]
+    trained: tuple[RunConfig, ...]
+    on_the_way: tuple[RunConfig, ...]
     present: int  # runs of this part that have a result already
 
     @property
     def title(self) -> str:
-        return part_title(self.configs[0]) if self.configs else f"{self.benchmark}, {self.tasks} tasks"
+        return part_title(self.trained[0])
+
+    @property
+    def configs(self) -> tuple[RunConfig, ...]:
+        return (*self.trained, *self.on_the_way)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class Plan:
-    """``parts`` and ``probes``: what is missing; ``present``: how many runs are there already."""
+    """``parts`` and ``probes``: what is missing; ``present``: how many runs are there already.
+
+    ``runs``: how many are trained; ``on_the_way``: how many more are passed through by these.
+    """
 
     parts: tuple[Part, ...]
     probes: tuple[Probe, ...]
@@ -48,7 +58,11 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        return sum(len(part.configs) for part in self.parts)
+        return sum(len(part.trained) for part in self.parts)
+
+    @property
+    def on_the_way(self) -> int:
+        return sum(len(part.on_the_way) for part in self.parts)
 
     @property
     def empty(self) -> bool:
@@ -76,20 +90,27 @@ def results_in(out: Path) -> dict[Path, str]:
 def make_plan(experiments: Sequence[Experiment], seeds: int | None, out: Path) -> Plan:
     """A run that several experiments share is planned once: it is known by its config, not by its name."""
     wanted = {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
-    by_part: dict[str, list[RunConfig]] = {}
-    for config in wanted.values():
-        by_part.setdefault(part_title(config), []).append(config)
-    parts = [_part(configs, out) for configs in by_part.values()]
+    missing = [config for config in wanted.values() if not result_path(config, out).exists()]
+    present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
     return Plan(
-        parts=tuple(part for part in parts if part.configs),
+        parts=tuple(_parts(missing, present)),
         probes=tuple(probe for probe in _probes(experiments) if not probe.path(out).exists()),
-        present=sum(part.present for part in parts),
+        present=present.total(),
     )
 
 
-def _part(configs: Sequence[RunConfig], out: Path) -> Part:
-    missing = tuple(config for config in configs if not result_path(config, out).exists())
-    return Part(configs[0].benchmark, configs[0].tasks, missing, len(configs) - len(missing))
+def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Part]:
+    """Runs on the way of a missing one go with it; those whose longer run is there already are trained."""
+    carrier_of = carriers(missing)
+    trained: dict[str, list[RunConfig]] = {}
+    on_the_way: dict[str, list[RunConfig]] = {}
+    for config in missing:
+        carrier = carrier_of.get(config.name)
+        (on_the_way if carrier else trained).setdefault(part_title(carrier or config), []).append(config)
+    return [
+        Part(configs[0].benchmark, configs[0].tasks, tuple(configs), tuple(on_the_way.get(title, ())), present[title])
+        for title, configs in trained.items()
+    ]
 
 
 def _probes(experiments: Iterable[Experiment]) -> list[Probe]:

@@ -41,17 +41,18 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
     table = Table(title="To run", title_justify="left")
     table.add_column("part")
     table.add_column("for")
-    for column in ("runs", "there", "about"):
+    for column in ("runs", "on the way", "there", "about"):
         table.add_column(column, justify="right", no_wrap=True)
     for part in plan.parts:
         seconds = estimate.parts.get(part.title)
         missing = {config.hash for config in part.configs}
         waiting = [one.id for one in experiments if one.probe is None and missing & {c.hash for c in one.configs(1)}]
         about = "?" if seconds is None else human(seconds)
-        table.add_row(part.title, ", ".join(waiting), str(len(part.configs)), str(part.present), about)
+        counts = [str(len(counted)) for counted in (part.trained, part.on_the_way)]
+        table.add_row(part.title, ", ".join(waiting), *counts, str(part.present), about)
     if plan.probes:
         waiting = [one.id for one in experiments if one.probe is not None]
-        table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", human(estimate.probes))
+        table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", "0", human(estimate.probes))
     return table
 
 

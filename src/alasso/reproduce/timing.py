@@ -135,10 +135,10 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
         before = [row for row in rows if row.part == part.title]
         if steps := sum(row.steps for row in before):
             parts[part.title] = sum(row.seconds for row in before) / steps * steps_in(part)
-            sources[EARLIER] += len(part.configs)
+            sources[EARLIER] += len(part.trained)
             continue
         parts[part.title] = 0.0
-        for config in part.configs:
+        for config in part.trained:
             seconds = from_results(config, mine)
             sources[RESULTS if seconds is not None else MEASURED] += 1
             parts[part.title] += steps_of(config) * measure(config) if seconds is None else seconds
@@ -152,7 +152,8 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
 
 
 def steps_in(part: Part) -> int:
-    return sum(steps_of(config) for config in part.configs)
+    """Runs on the way of others take none of their own."""
+    return sum(steps_of(config) for config in part.trained)
 
 
 def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
