@@ -247,6 +247,46 @@ def test_a_clipped_loss_of_a_stack_is_that_of_its_lanes_alone(clip):
             torch.testing.assert_close(value, want[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
+class MadeInARow:
+    """Stands in for a recording: so many steps, made one by one."""
+
+    def __init__(self, steps, count):
+        self.steps, self.count = steps, count
+
+    def replay(self):
+        for _ in range(self.count):
+            self.steps._step()
+
+
+def test_steps_recorded_in_a_row_are_the_steps_one_by_one(monkeypatch):
+    """An epoch has eight: five in a row, and three single ones."""
+    configs = [small(method, tasks=2, batch_size=200) for method in ("alasso", "single-task")]
+    streams = make_streams(configs, None, CPU)
+
+    def trained():
+        group = [lane_of(config, stream) for config, stream in zip(configs, streams, strict=True)]
+        loop.Trainer(group, 1e9, lambda: False).train()
+        return group
+
+    plain = trained()
+    begin_epoch, calls = lanes.StackedSteps.begin_epoch, []
+
+    def begin_recorded(steps, *planned):
+        begin_epoch(steps, *planned)
+        steps.recordings = {count: MadeInARow(steps, count) for count in (lanes.TOGETHER, 1)}
+
+    make_steps = lanes.StackedSteps._make_steps
+    monkeypatch.setattr(lanes.StackedSteps, "begin_epoch", begin_recorded)
+    monkeypatch.setattr(
+        lanes.StackedSteps, "_make_steps", lambda steps, left: calls.append(make_steps(steps, left)) or calls[-1]
+    )
+    in_rows = trained()
+    assert calls == [5, 1, 1, 1] * 4
+    for got, want in zip(in_rows, plain, strict=True):
+        expected = everything(want)
+        assert all(torch.equal(value, expected[name]) for name, value in everything(got).items())
+
+
 def trained_together(model=None):
     """Everything of two small lanes after two tasks."""
     configs = [small(method, tasks=2, epochs=1, hidden=8) for method in ("alasso", "si")]

@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from alasso import AlassoError
-from alasso.bench import catalog, graphs, runs, train
+from alasso.bench import catalog, graphs, loop, runs, train
 from alasso.bench import search as searching
 from alasso.bench.bounds import MultiTask, even_mixture
 from alasso.bench.config import RunConfig
@@ -239,6 +239,6 @@ def test_recorded_steps_equal_steps_made_one_by_one(method, monkeypatch):
         "permuted-digits", method, tasks=3, epochs=4, hidden=64, precision="float32", batch_size=100
     )
     recorded = train.run(config, device="cuda")
-    monkeypatch.setattr(train, "steps_for", lambda learners: graphs.DirectSteps(*learners))
+    monkeypatch.setattr(loop, "steps_for", lambda learners: graphs.DirectSteps(*learners))
     direct = train.run(config, device="cuda")
     np.testing.assert_allclose(recorded.accuracy[-1], direct.accuracy[-1], atol=0.01)

@@ -34,9 +34,10 @@ class DirectSteps:
         """Before the steps of an epoch."""
         self.plans: Sequence[StepPlan] = planned
 
-    def step(self, i: int) -> None:
-        """Step i of the epoch."""
+    def step(self, i: int) -> int:
+        """Step i of the epoch, and maybe some of those after it; returns how many."""
         self.loss_sum += self.learner.step(self.t, self.plans[i])
+        return 1
 
 
 class GraphedSteps(DirectSteps):
@@ -49,8 +50,11 @@ class GraphedSteps(DirectSteps):
         self.made: dict[tuple[int, ...], int] = defaultdict(int)
         self.stream = torch.cuda.Stream(self.learner.device)
 
-    def step(self, i: int) -> None:
-        plan = self.plans[i]
+    def step(self, i: int) -> int:
+        self._step(self.plans[i])
+        return 1
+
+    def _step(self, plan: StepPlan) -> None:
         sizes = tuple(len(part) for part in plan if part is not None)
         if sizes in self.graphs:
             graph, buffers = self.graphs[sizes]

@@ -3,9 +3,9 @@
 A lane is a learner as it would be by itself. Its weights, Adam's moments, its anchor and its path integral are views
 into stacked tensors with one row a lane, so consolidating, answering and saving stay the learner's own code. Only the
 step is made for all lanes at once: one gather, one forward and one backward pass of the network with a leading axis
-(`torch.func.vmap`), and one pass over each tensor for penalty, Adam and ω. On a GPU the step is recorded and replayed:
-once for the whole run where all tasks permute the same images, else once a task. What changes from step to step lies in
-buffers that are written anew.
+(`torch.func.vmap`), and one pass over each tensor for penalty, Adam and ω. On a GPU steps are recorded, some in a row,
+and replayed: recorded once for the whole run where all tasks permute the same images, else once a task. What changes
+from step to step lies in buffers that are written anew.
 
 Every method of this kind is a spring with a stiffness of its own on each side, so methods share a stack, too.
 """
@@ -23,7 +23,8 @@ from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.learners import Learner, StepPlan
 from alasso.bench.stack import Stack
 
-WARM_UP = 3  # real steps, made one by one, before one is recorded
+WARM_UP = 3  # real steps, made one by one, before some are recorded
+TOGETHER = 5  # steps in one recording: what a replay costs the host, and the gap before the next one, is paid once
 #: Methods whose step is: gather, cross-entropy, backward, spring, Adam.
 STACKABLE = (
     "sgd",
@@ -137,7 +138,7 @@ class StackedSteps:
         self.columns = torch.empty(0, device=self.device)
         if self.device.type == "cuda":
             self.warm_up = torch.cuda.Stream(self.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.recordings: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps each makes, the longest first
         self.recorded_for: object = None
         self.made = 0
 
@@ -167,7 +168,7 @@ class StackedSteps:
         if purpose != self.recorded_for:
             self.epoch = Batch(*(torch.empty_like(part, device=self.device) for part in planned))
             self.ready = self.source.room_for(self.epoch, self.columns)
-            self.graph, self.recorded_for, self.made = None, purpose, 0
+            self.recordings, self.recorded_for, self.made = {}, purpose, 0
         for here, part in zip(self.epoch, planned, strict=True):
             here.copy_(part, non_blocking=True)
         self.go_to(0)
@@ -181,20 +182,26 @@ class StackedSteps:
         """Gather the step that the cursor stands at; it lies ready in the same place each time."""
         self.source.fetch(self.ready, self.cursor, self.epoch, self.stack.kernel)
 
-    def step(self, i: int) -> None:
-        """Step i of the epoch, of every lane that has one."""
-        for learner, count in zip(self.learners, self.steps_of_lane, strict=True):
-            if i < count:
-                learner.noted_steps(1)
+    def step(self, i: int) -> int:
+        """Step i of the epoch, of every lane that has one, and those that are recorded with it; returns how many."""
         if i != self.next_step:
             self.go_to(i)
-        self.next_step = i + 1
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.device.type == "cuda":
+        made = self._make_steps(max(self.steps_of_lane) - i)
+        self.next_step = i + made
+        for learner, count in zip(self.learners, self.steps_of_lane, strict=True):
+            learner.noted_steps(max(0, min(count, self.next_step) - i))
+        return made
+
+    def _make_steps(self, at_most: int) -> int:
+        for count, recording in self.recordings.items():
+            if count <= at_most:
+                recording.replay()
+                return count
+        if self.device.type == "cuda":
             self._step_before_recording()
         else:
             self._step()
+        return 1
 
     def _step(self) -> None:
         """The step that lies ready. Nothing of it is decided on the host."""
@@ -212,8 +219,12 @@ class StackedSteps:
         self.made += 1
         if self.made >= WARM_UP:
             torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            # Computes nothing; the first replay is the next step. A checkpoint may be written in another thread.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.recordings = {count: self._recorded(count) for count in (TOGETHER, 1)}
+
+    def _recorded(self, count: int) -> torch.cuda.CUDAGraph:
+        """So many steps in a row. Nothing is computed; the first replay is the next step."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
+            for _ in range(count):
                 self._step()
-            self.graph = graph
+        return graph

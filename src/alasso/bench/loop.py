@@ -149,9 +149,8 @@ class Trainer:
             self.ahead = self.planned(t, epoch)
         steps_of_lane = self.ahead.steps_of_lane
         self.steps.begin_epoch(self.ahead.steps, steps_of_lane)
-        for i in range(self.step, max(steps_of_lane)):
-            self.steps.step(i)
-            self.step = i + 1
+        while self.step < max(steps_of_lane):
+            self.step += self.steps.step(self.step)
             self.lanes[0].observer.step_done(t, epoch, self.steps_done())
             if self.stop_requested():
                 self.tell()

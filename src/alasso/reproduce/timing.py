@@ -282,11 +282,13 @@ class Meter(Quiet):
         self.began = self.seconds = 0.0
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
-        if done == self.watching.warm_up:
+        if done < self.watching.warm_up:
+            return
+        if not self.began:
             self.finish()
-            self.began = time.monotonic()
-        made = done - self.watching.warm_up
-        enough = made >= self.watching.least and made % self.watching.least == 0
+            self.began, self.before = time.monotonic(), done
+        made = done - self.before  # steps may come several at once
+        enough = made >= self.watching.least
         if enough and time.monotonic() - self.began > self.watching.seconds:
             self.finish()
             self.seconds = (time.monotonic() - self.began) / made
