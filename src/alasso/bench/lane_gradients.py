@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from alasso.bench.compiling import compiled_once, compiles_on
 from alasso.bench.losses import cross_entropies
+from alasso.methods.vcl import BayesLinear
 
 NARROW = 16  # outputs up to which a dense layer is made a sum
 #: Sums over so few terms are written out term by term; the compiler's own limit is half of that.
@@ -35,13 +36,21 @@ class LaneGradients:
     """Gradients of each lane's loss by its weights, and the losses.
 
     Weights and gradients have a leading axis, a row a lane; one lane alone needs none. ``built_as`` is equal for
-    networks that were built alike, which share what is compiled; None where that is not known.
+    networks that were built alike, which share what is compiled; None where that is not known. A network that is random
+    may be asked several times a step: the loss is the mean over so many ``samples`` of what it says.
     """
 
     def __init__(
-        self, network: nn.Module, built_as: Hashable, lanes: int, bf16: bool, clip: float, device: torch.device
+        self,
+        network: nn.Module,
+        built_as: Hashable,
+        lanes: int,
+        bf16: bool,
+        clip: float,
+        device: torch.device,
+        samples: int = 1,
     ) -> None:
-        self.network, self.built_as, self.how = network, built_as, (lanes, bf16, clip)
+        self.network, self.built_as, self.how = network, built_as, (lanes, bf16, clip, samples)
         self.alone = lanes == 1
         self.compiles = compiles_on(device)
         self.plain = gradient_function(network, *self.how)
@@ -69,7 +78,9 @@ class LaneGradients:
         return gradient_function(network, *self.how)
 
 
-def gradient_function(network: nn.Module, lanes: int, bf16: bool, clip: float) -> Callable[..., tuple[Weights, Tensor]]:
+def gradient_function(
+    network: nn.Module, lanes: int, bf16: bool, clip: float, samples: int = 1
+) -> Callable[..., tuple[Weights, Tensor]]:
     """What the network computes is in its code; the weights are given. It needs none of its own."""
 
     def outputs(weights: Weights, x: Tensor) -> Tensor:
@@ -82,6 +93,8 @@ def gradient_function(network: nn.Module, lanes: int, bf16: bool, clip: float) -
 
     def losses(weights: Weights, x: Tensor, y: Tensor, share: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The losses' sum, whose gradient by a lane's weights is that of the lane's own loss; and the losses."""
+        if samples > 1:
+            x, y, share = (repeated_in_lanes(part, samples) for part in (x, y, share / samples))
         answers = outputs(weights, x)
         if columns.shape[1] < answers.shape[2]:
             answers = answers.gather(2, columns[:, None, :].expand(-1, answers.shape[1], -1))
@@ -93,6 +106,11 @@ def gradient_function(network: nn.Module, lanes: int, bf16: bool, clip: float) -
         return found
 
     return gradients
+
+
+def repeated_in_lanes(batch: Tensor, count: int) -> Tensor:
+    """Each lane's examples, count times below themselves."""
+    return batch.repeat(1, count, *[1] * (batch.dim() - 2))
 
 
 def shared_cross_entropy(outputs: Tensor, y: Tensor, share: Tensor, clip: float) -> Tensor:
@@ -107,8 +125,19 @@ class NarrowLinear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        sums = (x.unsqueeze(-2) * self.weight).sum(-1)
-        return sums if self.bias is None else sums + self.bias
+        return linear_map_as_sums(x, self.weight, self.bias)
+
+
+class NarrowBayesLinear(BayesLinear):
+    """The same of a layer whose weights are Gaussians."""
+
+    def linear_map(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        return linear_map_as_sums(x, W, b)
+
+
+def linear_map_as_sums(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    sums = (x.unsqueeze(-2) * W).sum(-1)
+    return sums if b is None else sums + b
 
 
 def make_sums_of_narrow_layers(network: nn.Module) -> None:
@@ -116,3 +145,5 @@ def make_sums_of_narrow_layers(network: nn.Module) -> None:
     for layer in network.modules():
         if type(layer) is nn.Linear and layer.out_features <= NARROW:
             layer.__class__ = NarrowLinear
+        if type(layer) is BayesLinear and len(layer.weight_mean) <= NARROW:
+            layer.__class__ = NarrowBayesLinear

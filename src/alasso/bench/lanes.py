@@ -7,7 +7,8 @@ step is made for all lanes at once: one gather, one forward and one backward pas
 and replayed: recorded once for the whole run where all tasks permute the same images, else once a task. What changes
 from step to step lies in buffers that are written anew.
 
-Every method of this kind is a spring with a stiffness of its own on each side, so methods share a stack, too.
+Every method of this kind is a spring with a stiffness of its own on each side, so methods share a stack, too. VCL's
+networks are others, with a mean and a log-variance for each weight: its lanes share a stack with one another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.learners import Learner, StepPlan
 from alasso.bench.stack import Stack
+from alasso.methods.vcl import BayesLayer
 
 WARM_UP = 3  # real steps, made one by one, before some are recorded
 TOGETHER = 5  # steps in one recording: what a replay costs the host, and the gap before the next one, is paid once
@@ -40,6 +42,8 @@ STACKABLE = (
     "single-task",
     "multi-task",
 )
+#: Those whose weights are Gaussians: gather, sampled cross-entropy, backward, KL term, Adam.
+VARIATIONAL = ("vcl", "vcl-coreset")
 #: Fields of a config that lanes of one stack may differ in.
 FREE_FIELDS = ("seed", "method", "settings", "learning_rate", "adam_eps", "reset_optimizer", "permute_first")
 BYTES_A_WEIGHT = 64  # 8 float32 tensors in the step, Ω, side, and what comes and goes when a lane consolidates
@@ -48,14 +52,15 @@ MOST_LANES = 16  # more gain nothing on the GPUs it was measured on
 
 def shape_of(config: RunConfig) -> tuple[Any, ...] | None:
     """Runs with the same shape can be lanes of one stack; None: a run that has to go by itself."""
-    if config.method not in STACKABLE or config.optimizer != "adam":
+    if config.method not in STACKABLE + VARIATIONAL or config.optimizer != "adam":
         return None
     if "drop" in str(config.settings.get("transfer", "")) or config.settings.get("labels") == "sampled":
         return None
     if (config.memory or config.method == "multi-task") and not config.benchmark.startswith("permuted-"):
         return None
     fixed = {name: value for name, value in config.to_json().items() if name not in FREE_FIELDS}
-    return (*fixed.items(), config.method == "sgd-dropout")
+    samples = config.settings["train_samples"] if config.method in VARIATIONAL else None
+    return (*fixed.items(), config.method == "sgd-dropout", samples)
 
 
 def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
@@ -77,10 +82,16 @@ def stackable(learner: Learner) -> bool:
     return (
         shape_of(learner.config) is not None
         and learner.can_be_recorded
-        and not any(True for _ in learner.model.buffers())
+        and not has_state_of_its_own(learner.model)
         and all(p.requires_grad for p in learner.model.parameters())
         and not has_tied_weights(learner.model)
     )
+
+
+def has_state_of_its_own(model: nn.Module) -> bool:
+    """Whether a forward pass may read or write something beside the weights. It does not ask for priors."""
+    layers = (module for module in model.modules() if not isinstance(module, BayesLayer))
+    return any(True for layer in layers for _ in layer.buffers(recurse=False))
 
 
 def has_tied_weights(model: nn.Module) -> bool:

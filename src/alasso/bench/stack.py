@@ -14,33 +14,28 @@ from torch import Tensor, nn
 from alasso.bench.compiling import compiled, compiles_on
 from alasso.bench.lane_gradients import LaneBatch, LaneGradients
 from alasso.bench.learners import Learner, Regularized
-from alasso.methods.alasso import AlassoSurrogate, asymmetric_factors
-from alasso.methods.surrogate import Surrogate, two_sided_spring_grad
-from alasso.moves import adam_direction, adam_moments, bias_corrections
+from alasso.bench.slots import (
+    BETA1,
+    BETA2,
+    PASSES,
+    LogvarSlot,
+    MeanSlot,
+    Slot,
+    SpringSlot,
+    empty_slot,
+    in_rows,
+    is_dense,
+    laid_out_like,
+    row_of,
+    taken,
+)
+from alasso.bench.variational import Variational
+from alasso.methods import vcl
+from alasso.methods.alasso import AlassoSurrogate
+from alasso.methods.surrogate import Surrogate
+from alasso.moves import bias_corrections
 
-BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
 SMALL = 1 << 16  # weights; tensors below are moved aside, while the large ones are
-
-
-class Slot(NamedTuple):
-    """One parameter of all lanes: tensors with a leading axis, a row a lane."""
-
-    theta: Tensor
-    m: Tensor
-    v: Tensor
-    anchor: Tensor
-    stiffness: Tensor  # where training was observed
-    side: Tensor  # which side that is, in a byte; 0: neither
-    path: Tensor
-
-    @staticmethod
-    def like(leading: Tensor) -> Slot:
-        """All in the memory layout of ``leading``."""
-        dtypes = dict.fromkeys(Slot._fields, leading.dtype) | {"side": torch.int8}
-        return Slot(**{name: torch.zeros_like(leading, dtype=dtype) for name, dtype in dtypes.items()})
-
-    def laid_out_like(self, gradient: Tensor) -> Slot:
-        return Slot(*(torch.empty_like(gradient, dtype=tensor.dtype).copy_(tensor) for tensor in self))
 
 
 class Pace(NamedTuple):
@@ -76,8 +71,15 @@ class Stack:
         epsilons = [[learner.config.adam_eps] for learner in learners]
         self.epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
         self.tilt = Tilt(torch.ones_like(self.rate), torch.zeros_like(self.rate))
+        self.half_share = torch.zeros_like(self.rate)  # 1 / 2N, where weights are Gaussians
+        self.numbers: dict[type[Slot], tuple[Tensor, ...]] = {
+            SpringSlot: self.tilt,
+            MeanSlot: (),
+            LogvarSlot: (self.half_share,),
+        }  # which the passes take beside those that all of them take
+        kinds = kinds_of_slots(learners[0])
         self.slots = {
-            name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
+            name: empty_slot(kinds[name], torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
         }
         self.at_work: list[torch.cuda.Stream] = []
@@ -85,7 +87,8 @@ class Stack:
         network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
         config, built_as = learners[0].config, learners[0].built_as
         how = (len(learners), config.precision == "bf16", config.loss_clip)
-        self.gradients = LaneGradients(network, built_as, *how, self.device)
+        samples = config.settings["train_samples"] if isinstance(learners[0], Variational) else 1
+        self.gradients = LaneGradients(network, built_as, *how, self.device, samples)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -96,13 +99,15 @@ class Stack:
             if isinstance(learner, Regularized) and learner.regularizer.tasks == learner.regularizer.steps == 0:
                 learner.regularizer.reanchor()  # as the hooks do before the first step
             for name, parameter in learner.model.named_parameters():
-                row = Slot(*(tensor[lane] for tensor in self.slots[name]))
+                row = row_of(self.slots[name], lane)
                 parameter.data = taken(row.theta, parameter.data)
                 self._adopt_moments(learner.optimizer, parameter, row, lane)
-                if isinstance(learner, Regularized):
+                if isinstance(learner, Regularized) and isinstance(row, SpringSlot):
                     self._adopt_spring(learner, name, parameter, row)
             if isinstance(learner, Regularized):
                 self.tilt.a[lane], self.tilt.epsilon[lane] = tilt_of(learner.regularizer.surrogate)
+            if isinstance(learner, Variational):
+                self._adopt_priors(learner, lane)
 
     def _adopt_moments(self, optimizer: torch.optim.Optimizer, p: nn.Parameter, row: Slot, lane: int) -> None:
         state = optimizer.state[p]
@@ -116,7 +121,7 @@ class Stack:
             self.steps[lane] = state["step"].clone()  # it may be this very place
         state.update(step=self.steps[lane, 0], exp_avg=row.m, exp_avg_sq=row.v)
 
-    def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: Slot) -> None:
+    def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: SpringSlot) -> None:
         regularizer = learner.regularizer
         state = regularizer.state_of(name, parameter)
         stiffness, side = spring_of(regularizer.surrogate, state)
@@ -127,6 +132,16 @@ class Stack:
         if regularizer.surrogate.observes_path:
             views["path"] = taken(row.path, state.path)
         regularizer.adopt(name, state._replace(**views))
+
+    def _adopt_priors(self, learner: Variational, lane: int) -> None:
+        """Copied, not taken over: they change but once a task, and the learner goes on to have its own."""
+        self.half_share[lane] = 0.5 / learner.data_size
+        for posterior in vcl.named_posteriors(learner.model):
+            mean, logvar = self.slots[posterior.mean], self.slots[posterior.logvar]
+            assert isinstance(mean, MeanSlot)
+            mean.anchor[lane].copy_(posterior.prior_mean)
+            mean.stiffness[lane].copy_(vcl.kl_stiffness(posterior.prior_var, learner.data_size))
+            logvar.anchor[lane].copy_(posterior.prior_var.log())
 
     # -- the step -------------------------------------------------------------------------------------------
 
@@ -146,10 +161,11 @@ class Stack:
             meanwhile(losses)
         with self.aside(*small.values(), on=1):
             for name, gradient in small.items():
-                self.move(name, pace, gradient, self.kernel(spring_and_adam_))
+                self.move(name, pace, gradient, self.kernel(PASSES[type(self.slots[name])]))
         for name, gradient in gradients.items():
             if name not in small:
-                self.move(name, pace, gradient, self.kernel(spring_and_adam_, self.slots[name].theta.shape))
+                slot = self.slots[name]
+                self.move(name, pace, gradient, self.kernel(PASSES[type(slot)], slot.theta.shape))
         self.join()
 
     @torch.no_grad()
@@ -157,7 +173,8 @@ class Stack:
         slot = self.slots[name]
         if self.alone:
             gradient = gradient[None]
-        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *pace, self.epsilon, *self.tilt)
+        numbers = (*pace, self.epsilon, *self.numbers[type(slot)])
+        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *numbers)
 
     @contextmanager
     def aside(self, *needed: Tensor, on: int = 0) -> Iterator[None]:
@@ -186,7 +203,7 @@ class Stack:
         for name, gradient in gradients.items():
             slot = self.slots[name]
             if not self.alone and gradient.stride() != slot.theta.stride() and is_dense(gradient):
-                self.slots[name] = slot.laid_out_like(gradient)
+                self.slots[name] = laid_out_like(gradient, slot)
         self.laid_out = True
         self.adopt()
 
@@ -199,32 +216,14 @@ def pace_of_step_(steps: Tensor, rate: Tensor, share: Tensor) -> tuple[Tensor, T
     return (rate / correction1).to(rate.dtype), correction2.sqrt().to(rate.dtype), active
 
 
-def spring_and_adam_(
-    theta: Tensor,
-    m: Tensor,
-    v: Tensor,
-    anchor: Tensor,
-    stiffness: Tensor,
-    side: Tensor,
-    path: Tensor,
-    grad: Tensor,
-    step_size: Tensor,
-    root: Tensor,
-    active: Tensor,
-    adam_epsilon: Tensor,
-    a: Tensor,
-    epsilon: Tensor,
-) -> None:
-    """Penalty, Adam and ω in one pass; a lane that is not active stays as it is.
-
-    Stiffness and side are read, not the stiffness of either side: five bytes a weight instead of eight.
-    """
-    total = grad + two_sided_spring_grad(theta - anchor, *asymmetric_factors(stiffness, side, a, epsilon))
-    new_m, new_v = adam_moments(total, m, v, 1 - BETA1, 1 - BETA2)
-    new_theta = theta - step_size * adam_direction(new_m, new_v, root, adam_epsilon)
-    new_path = path - grad * (new_theta - theta)
-    for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
-        tensor.copy_(torch.where(active, new, tensor))
+def kinds_of_slots(learner: Learner) -> dict[str, type[Slot]]:
+    """By name of parameter."""
+    if not isinstance(learner, Variational):
+        return {name: SpringSlot for name, _ in learner.model.named_parameters()}
+    kinds: dict[str, type[Slot]] = {}
+    for posterior in vcl.named_posteriors(learner.model):
+        kinds |= {posterior.mean: MeanSlot, posterior.logvar: LogvarSlot}
+    return kinds
 
 
 def tilt_of(surrogate: Surrogate[Any]) -> tuple[float | Tensor, float | Tensor]:
@@ -238,24 +237,3 @@ def spring_of(surrogate: Surrogate[Any], state: Any) -> tuple[Tensor, Tensor]:
         return surrogate.c * state.omega, state.side
     stiffness, _ = surrogate.stiffness(state)
     return stiffness, torch.zeros_like(stiffness, dtype=torch.int8)
-
-
-def taken(slot: Tensor, content: Tensor) -> Tensor:
-    """The slot with the content in it; nothing to do if it is the content's own place."""
-    if slot.data_ptr() != content.data_ptr():
-        slot.copy_(content)
-    return slot
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a lane's rows fill memory without gaps, lanes one after another, in whatever order of the other axes."""
-    row = tensor[0].numel()
-    return tensor.stride(0) == row and torch.empty_like(tensor[0]).stride() == tensor[0].stride()
-
-
-def in_rows(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """(lanes, weights), in the order in which they lie in memory; a tensor laid out unlike ``like`` is copied first."""
-    if like is not None and tensor.stride() != like.stride():
-        tensor = torch.empty_like(like).copy_(tensor)
-    lanes, count = len(tensor), tensor[0].numel()
-    return tensor.as_strided((lanes, count), (count, 1))

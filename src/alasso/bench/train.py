@@ -16,13 +16,14 @@ from alasso.bench import checkpoint, models, results
 from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
-from alasso.bench.lanes import can_share_a_stack, stackable, that_fit
+from alasso.bench.lanes import can_share_a_stack, shape_of, stackable, that_fit
 from alasso.bench.learners import Learner
 from alasso.bench.loop import Lane, Trainer
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
+from alasso.bench.variational import Variational
 from alasso.bench.waypoints import Waypoint
 from alasso.errors import AlassoError
 
@@ -158,7 +159,8 @@ def in_step(lanes: Sequence[Lane]) -> list[list[Lane]]:
         alone = len(lanes) > 1 and not stackable(lane.learner)
         place = (position.task, position.epoch, position.step)
         widths = tuple(task.head.stop - task.head.start for task in lane.stream.tasks)
-        groups.setdefault(lane.config.name if alone else (place, widths), []).append(lane)
+        shape = repr(shape_of(lane.config))
+        groups.setdefault(lane.config.name if alone else (place, widths, shape), []).append(lane)
     apart = [
         [[lane] for lane in g] if not can_share_a_stack([lane.learner for lane in g]) else [g] for g in groups.values()
     ]
@@ -176,7 +178,8 @@ def make_learner(
 
     learner = LEARNERS[config.method](config, stream, model or from_config, device)
     if model is None and config.model in models.MODELS:
-        learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout)
+        gaussian = isinstance(learner, Variational)
+        learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout, gaussian)
     return learner
 
 

@@ -24,6 +24,15 @@ class Variational(Learner):
     As its authors do, the first task starts from a point estimate, trained before, and Adam starts anew at each task.
     """
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.data_size = len(self.stream.tasks[0].train)  # of the running task: N, which the KL term is divided by
+        # Made at once, so that its first weights depend on the run's own seed, whatever other runs begin beside it.
+        self.point_estimate = self.new_point_estimate() if self.config.settings["point_epochs"] > 0 else None
+
+    def new_point_estimate(self) -> Learner:
+        return Learner(self.config, self.stream, self.make_model, self.device)
+
     def new_model(self) -> nn.Module:
         return self.converted(super().new_model())
 
@@ -34,16 +43,28 @@ class Variational(Learner):
 
     def begin_task(self, t: int) -> None:
         if t == 0 and self.config.settings["point_epochs"] > 0:
-            self.start_from_point_estimate()
+            self.start_from_point_estimate(self.point_estimate or self.new_point_estimate())
+            self.point_estimate = None
         self.optimizer = self.new_optimizer()
 
-    def start_from_point_estimate(self) -> None:
+    def start_from_point_estimate(self, plain: Learner) -> None:
         """Train a plain network on the first task for a while; its weights become the means."""
-        plain = Learner(self.config, self.stream, self.make_model, self.device)
         for epoch in range(self.config.settings["point_epochs"]):
             for plan in plain.epoch_plan(0, epoch):
                 plain.step(0, plan)
         self.model = self.converted(plain.model)
+
+    def prepare(self, t: int) -> None:
+        super().prepare(t)
+        self.data_size = self.examples_trained_on(t)
+
+    def step(self, t: int, plan: StepPlan) -> Tensor:
+        loss = self.loss(t, plan)
+        total = loss + self.cost_of_leaving_the_prior()
+        self.optimizer.zero_grad()
+        total.backward()
+        self.optimizer.step()
+        return loss.detach()
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         head = self.stream.tasks[t].head
@@ -52,14 +73,14 @@ class Variational(Learner):
         def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
             return self.cross_entropy(outputs[:, head], y - head.start)
 
-        return vcl.negative_elbo(
-            self.model,
-            x,
-            y,
-            cross_entropy,
-            data_size=self.examples_trained_on(t),
-            samples=self.config.settings["train_samples"],
-        )
+        return vcl.expected_loss(self.model, x, y, cross_entropy, samples=self.config.settings["train_samples"])
+
+    def cost_of_leaving_the_prior(self) -> Tensor:
+        return vcl.kl(self.model) / self.data_size
+
+    @torch.no_grad()
+    def penalty(self) -> Tensor:
+        return self.cost_of_leaving_the_prior()
 
     def examples_trained_on(self, t: int) -> int:
         return len(self.stream.tasks[t].train)
@@ -67,6 +88,10 @@ class Variational(Learner):
     def end_task(self, t: int) -> None:
         super().end_task(t)
         vcl.update_prior(self.model)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.point_estimate = None  # a run that is saved has begun, and is beyond it
 
     def accuracies_on(self, tasks: Sequence[Task]) -> list[float]:
         # Answering must leave no trace, not even in the random numbers of training: else a run would depend on how many
@@ -104,13 +129,17 @@ class VariationalWithCoreset(Variational):
         """The task's examples without its coreset."""
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
         keep = torch.ones(len(self.stream.tasks[t].train), dtype=torch.bool)
-        keep[self.coresets[t]] = False
+        keep[self.coreset_of(t)] = False
         kept = keep.nonzero().flatten()
         order = kept[torch.randperm(len(kept), generator=generator)]
         return [StepPlan(own) for own in order.split(self.config.batch_size)]
 
     def examples_trained_on(self, t: int) -> int:
-        return super().examples_trained_on(t) - len(self.coresets[t])
+        return super().examples_trained_on(t) - len(self.coreset_of(t))
+
+    def coreset_of(self, t: int) -> Tensor:
+        """Empty before the task has begun: how much memory a step takes is asked before."""
+        return self.coresets[t] if t < len(self.coresets) else torch.empty(0, dtype=torch.long)
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
         posterior, optimizer = self.model, self.optimizer

@@ -30,7 +30,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,11 +62,32 @@ def kl_gaussians(mean: Tensor, logvar: Tensor, prior_mean: Tensor, prior_var: Te
     return 0.5 * (log_ratio.expm1() - log_ratio + (mean - prior_mean).square() / prior_var).sum()
 
 
+def kl_stiffness(prior_var: Tensor, data_size: int) -> Tensor:
+    r"""As far as a mean goes, KL / N is a spring anchored at the prior's mean, :math:`k (\mu_d - \mu_{0,d})^2` with
+
+    .. math:: k = \frac{1}{2 N \sigma_{0,d}^2}
+    """
+    return 0.5 / (data_size * prior_var)
+
+
+def kl_grad_by_logvar(logvar: Tensor, prior_logvar: Tensor, half_share: float | Tensor) -> Tensor:
+    r"""Derivative of KL / N by each log-variance; ``half_share`` is 1 / 2N:
+
+    .. math:: \frac{1}{2N} \Big( \frac{\sigma_d^2}{\sigma_{0,d}^2} - 1 \Big)
+    """
+    return half_share * (logvar - prior_logvar).expm1()
+
+
+def standard_noise(like: Tensor) -> Tensor:
+    """What makes a forward pass random: a number of N(0, 1) for each one of ``like``."""
+    return torch.randn_like(like)
+
+
 def reparameterised(mean: Tensor, variance: Tensor) -> Tensor:
     """A sample of N(mean, variance), differentiable by both."""
     # An input of zeros has no variance; there √ has an infinite slope, and the gradient would be 0 · inf.
     smallest = max(SMALLEST_VARIANCE, torch.finfo(variance.dtype).tiny)
-    return mean + variance.clamp(min=smallest).sqrt() * torch.randn_like(mean)
+    return mean + variance.clamp(min=smallest).sqrt() * standard_noise(mean)
 
 
 # -- layers --------------------------------------------------------------------------------------------------
@@ -128,7 +149,7 @@ class BayesLayer(nn.Module):
             return self.linear_map(x, self.weight_mean, self.bias_mean)
         return reparameterised(*self.pre_activation(x))
 
-    def posteriors(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def posteriors(self) -> Iterator[tuple[nn.Parameter, nn.Parameter, Tensor, Tensor]]:
         """(mean, logvar, prior_mean, prior_var) of the weight, and of the bias if there is one."""
         yield self.weight_mean, self.weight_logvar, self.prior_weight_mean, self.prior_weight_var
         if self.bias_mean is not None and self.bias_logvar is not None:
@@ -268,6 +289,24 @@ def bayes_layers(model: nn.Module) -> list[BayesLayer]:
     return layers
 
 
+class NamedPosterior(NamedTuple):
+    """The Gaussians of one weight or bias: the names of its two parameters, and its prior."""
+
+    mean: str
+    logvar: str
+    prior_mean: Tensor
+    prior_var: Tensor
+
+
+def named_posteriors(model: nn.Module) -> Iterator[NamedPosterior]:
+    """Of all layers with Gaussian weights; the names are those of ``model.named_parameters()``."""
+    for prefix, layer in model.named_modules():
+        if isinstance(layer, BayesLayer):
+            names = {parameter: f"{prefix}.{name}" if prefix else name for name, parameter in layer.named_parameters()}
+            for mean, logvar, prior_mean, prior_var in layer.posteriors():
+                yield NamedPosterior(names[mean], names[logvar], prior_mean, prior_var)
+
+
 def kl(model: nn.Module) -> Tensor:
     """KL(q_t ‖ q_{t−1}), summed over all layers."""
     terms = [kl_gaussians(*posterior) for layer in bayes_layers(model) for posterior in layer.posteriors()]
@@ -289,9 +328,14 @@ def negative_elbo(
     """
     if data_size < 1:
         raise AlassoError(f"data_size is the number of the task's training examples, which cannot be {data_size}")
+    return expected_loss(model, x, y, loss, samples=samples) + kl(model) / data_size
+
+
+def expected_loss(model: nn.Module, x: Tensor, y: Tensor, loss: Loss = F.cross_entropy, *, samples: int = 10) -> Tensor:
+    """The first term of :func:`negative_elbo`: what the batch itself costs."""
     check_samples(samples)
     # Every row has a noise of its own, so copies of the batch are the samples.
-    return loss(model(repeated(x, samples)), repeated(y, samples)) + kl(model) / data_size
+    return loss(model(repeated(x, samples)), repeated(y, samples))
 
 
 @torch.no_grad()
