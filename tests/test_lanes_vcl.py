@@ -1,0 +1,512 @@
+"""Stacked runs of VCL against the same runs one by one, with a noise that does not depend on chance."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from alasso.bench import compiling, lane_gradients, lanes, loop, slots, stack, train
+from alasso.bench.benchmarks import make_stream, make_streams
+from alasso.bench.config import RunConfig
+from alasso.bench.progress import Observer
+from alasso.methods import vcl
+from test_lanes import (
+    CPU,
+    InDouble,
+    Nine,
+    Recorder,
+    compiled_on_a_cpu,
+    everything,
+    goes_on_alone_and_back,
+    lane_of,
+    on_gpu,
+    own_stream,
+)
+
+from helpers import StopAt
+
+__all__ = ["compiled_on_a_cpu"]  # a fixture
+
+double = torch.float64
+
+
+def small(method="vcl", **changes):
+    quick = {"point_epochs": 1, "test_samples": 2}
+    if method == "vcl-coreset":
+        quick |= {"coreset": 40, "coreset_epochs": 1}
+    fields = {"tasks": 3, "epochs": 2, "hidden": 16, "batch_size": 500, **quick, **changes}
+    return RunConfig.for_benchmark("permuted-digits", method, **fields)
+
+
+def own(method="vcl", **changes):
+    return RunConfig.own(method, **{"epochs": 2, "batch_size": 32, "point_epochs": 1, "test_samples": 2, **changes})
+
+
+def varied():
+    """Seeds, settings and rates that differ, with coresets and without."""
+    return [
+        small(),
+        small(seed=1, initial_logvar=-3.0),
+        small(learning_rate=5e-3, prior_var=0.2, adam_eps=1e-4),
+        small("vcl-coreset", seed=2),
+        small("vcl-coreset", coreset=300, choose="k-center", initial_logvar=-8.0),
+        small(point_epochs=0, initial_logvar=-1.0),
+    ]
+
+
+def by_place_and_value(like):
+    """Within ±√3, as N(0, 1) mostly is; of a row, the same wherever else rows stand, in a lane or alone."""
+    place = torch.arange(like.numel(), dtype=like.dtype, device=like.device).view(like.shape)
+    return 3**0.5 * torch.sin(12.9898 * place + like.detach())
+
+
+@pytest.fixture
+def same_noise(monkeypatch):
+    """The same for a lane as for the run alone; another one for each input and step."""
+    monkeypatch.setattr(vcl, "standard_noise", by_place_and_value)
+
+
+def trained(configs, streams, model=InDouble, stop=lambda: False):
+    group = [
+        train.begun(config, stream, model, stream.tasks[0].train.images.device, None, None, train.Quiet())
+        for config, stream in zip(configs, streams, strict=True)
+    ]
+    loop.Trainer(group, 1e9, stop).train()
+    return group
+
+
+def assert_alike(stacked, alone, name, rtol=1e-9):
+    want = everything(alone)
+    got = everything(stacked)
+    assert got.keys() == want.keys()
+    for part in want:
+        torch.testing.assert_close(got[part], want[part], rtol=rtol, atol=1e-12, msg=f"{name}: {part}")
+    assert stacked.position.accuracy == alone.position.accuracy
+    assert stacked.position.ahead == alone.position.ahead
+
+
+# -- steps ------------------------------------------------------------------------------------------------------
+
+
+def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone(same_noise):
+    configs = varied()
+    streams = make_streams(configs, None, CPU)
+    together = [lane_of(config, stream) for config, stream in zip(configs, streams, strict=True)]
+    recorder = Recorder(together)
+    (group,) = train.in_step(together)
+    trainer = loop.Trainer(group, 1e9, recorder)
+    assert isinstance(trainer.steps, lanes.StackedSteps)
+    trainer.train()
+    for config, stream, stacked, lane in zip(configs, streams, recorder.seen, together, strict=True):
+        alone = lane_of(config, stream)
+        alone_recorder = Recorder([alone])
+        loop.Trainer([alone], 1e9, alone_recorder).train()
+        (expected,) = alone_recorder.seen
+        assert len(stacked) == len(expected) == 3 * 2 * 3
+        for step, (got, want) in enumerate(zip(stacked, expected, strict=True)):
+            assert got.keys() == want.keys()
+            for name in want:
+                same = torch.allclose(got[name], want[name], rtol=1e-7, atol=1e-12)
+                assert same, f"{config}, step {step}: {name} differs by {(got[name] - want[name]).abs().max()}"
+        assert_alike(lane, alone, config, rtol=1e-7)
+
+
+def test_a_stack_of_one_lane_is_the_run_alone(same_noise, monkeypatch):
+    """As it is on a GPU."""
+    config = small("vcl-coreset")
+    (stream,) = make_streams([config], None, CPU)
+    (alone,) = trained([config], [stream])
+    monkeypatch.setattr(loop, "steps_for", lanes.StackedSteps)
+    (stacked,) = trained([config], [stream])
+    assert_alike(stacked, alone, "one lane")
+
+
+def test_lanes_may_have_tasks_of_different_length_and_heads_of_their_own(same_noise):
+    """So N, which the KL term is divided by, differs from lane to lane and from task to task."""
+    configs = [own(), own("vcl-coreset", seed=1, coreset=20, coreset_epochs=1), own(seed=2)]
+    streams = [own_stream(sizes, seed) for sizes, seed in (((100, 33, 70), 0), ((64, 90, 40), 1), ((70, 20, 70), 2))]
+    together = trained(configs, streams, Nine)
+    for config, stream, stacked in zip(configs, streams, together, strict=True):
+        assert_alike(stacked, *trained([config], [stream], Nine), config.name)
+
+
+def test_a_batch_may_be_sampled_several_times(same_noise):
+    """Batches are full: the noise goes by place, and copies stand below a batch's own rows."""
+    configs = [own(train_samples=3), own(train_samples=3, seed=1)]
+    streams = [own_stream((96, 64), seed) for seed in (0, 1)]
+    together = trained(configs, streams, Nine)
+    for config, stream, stacked in zip(configs, streams, together, strict=True):
+        assert_alike(stacked, *trained([config], [stream], Nine), config.name)
+    (once,) = trained([own()], streams[:1], Nine)
+    assert not torch.equal(*(everything(lane)["model.net.1.weight_logvar"] for lane in (once, together[0])))
+
+
+def test_a_clipped_loss_of_a_stack_is_that_of_its_lanes_alone(same_noise):
+    configs = [small(tasks=2, loss_clip=0.09, seed=seed) for seed in (0, 1)]
+    streams = make_streams(configs, None, CPU)
+    for config, stream, stacked in zip(configs, streams, trained(configs, streams), strict=True):
+        assert_alike(stacked, *trained([config], [stream]), config.name)
+
+
+def test_bf16_stays_near_float32(same_noise):
+    def weights(precision):
+        configs = [small(tasks=2, precision=precision, seed=seed) for seed in (0, 1)]
+        return [everything(lane) for lane in trained(configs, make_streams(configs, None, CPU), None)]
+
+    for low, full in zip(weights("bf16"), weights("tf32"), strict=True):
+        for name in (name for name in full if name.startswith("model")):
+            assert low[name].dtype == torch.float32 and torch.isfinite(low[name]).all()
+            assert (low[name] - full[name]).abs().mean() < 0.1 * full[name].abs().mean() + 1e-3, name
+        assert not torch.equal(low["model.1.weight_mean"], full["model.1.weight_mean"])
+
+
+def test_lanes_have_each_a_noise_of_their_own():
+    config = small(tasks=1)
+    one, other = trained([config] * 2, make_streams([config] * 2, None, CPU))
+    assert not torch.equal(one.learner.model.net[1].weight_mean, other.learner.model.net[1].weight_mean)
+
+
+def test_what_a_lane_starts_from_depends_on_its_own_seed_alone():
+    configs = [small(seed=seed) for seed in (1, 2, 3)]
+    streams = make_streams(configs, None, CPU)
+    lanes_ = [lane_of(config, stream) for config, stream in zip(configs, streams, strict=True)]
+    for config, stream, beside in zip(configs, streams, lanes_, strict=True):
+        beside.learner.begin_task(0)
+        alone = lane_of(config, stream)
+        alone.learner.begin_task(0)
+        assert torch.equal(beside.learner.model.net[1].weight_mean, alone.learner.model.net[1].weight_mean)
+
+
+# -- the passes over means and log-variances ------------------------------------------------------------------------
+
+
+def gaussians(lanes_, count, dtype=double, device="cpu"):
+    """Means, log-variances, and their priors."""
+    generator = torch.Generator().manual_seed(3)
+    mean, prior_mean = (torch.randn(lanes_, count, generator=generator, dtype=double) for _ in range(2))
+    logvar, prior_logvar = (-6 * torch.rand(lanes_, count, generator=generator, dtype=double) for _ in range(2))
+    logvar[:, : count // 2] = prior_logvar[:, : count // 2]  # as at the beginning of a task
+    return [tensor.to(device, dtype) for tensor in (mean, logvar, prior_mean, prior_logvar)]
+
+
+def test_gradients_of_the_kl_term_are_those_of_autograd():
+    mean, logvar, prior_mean, prior_logvar = (tensor[0] for tensor in gaussians(1, 50))
+    mean.requires_grad_()
+    logvar.requires_grad_()
+    (vcl.kl_gaussians(mean, logvar, prior_mean, prior_logvar.exp()) / 300).backward()
+    spring = 2 * vcl.kl_stiffness(prior_logvar.exp(), 300) * (mean - prior_mean)
+    torch.testing.assert_close(spring, mean.grad, rtol=1e-12, atol=1e-15)
+    ours = vcl.kl_grad_by_logvar(logvar, prior_logvar, 0.5 / 300)
+    torch.testing.assert_close(ours, logvar.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_the_passes_are_the_kl_term_by_autograd_and_torchs_adam():
+    """Three lanes with rates, sizes of task and ε of their own; the second one makes no step the second time."""
+    mean, logvar, prior_mean, prior_logvar = gaussians(3, 40)
+    rates, sizes, epsilons = (1e-3, 2e-2, 0.1), (10, 300, 60_000), (1e-8, 1e-8, 1e-3)
+    generator = torch.Generator().manual_seed(4)
+    gradients = torch.randn(5, 2, 3, 40, generator=generator, dtype=double)
+    pace = stack.Pace
+    of_lanes = lambda values: torch.tensor(values, dtype=double)[:, None]  # noqa: E731
+    rate, epsilon, half_share = of_lanes(rates), of_lanes(epsilons), of_lanes([0.5 / n for n in sizes])
+    stiffness = torch.stack([vcl.kl_stiffness(row.exp(), n) for row, n in zip(prior_logvar, sizes, strict=True)])
+    means = slots.MeanSlot(mean.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_mean, stiffness)
+    logvars = slots.LogvarSlot(logvar.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_logvar)
+    steps = torch.zeros(3, 1)
+    for i, (by_mean, by_logvar) in enumerate(gradients):
+        share = torch.tensor([[1.0], [0.0 if i == 1 else 1.0], [1.0]])
+        now = pace(*stack.pace_of_step_(steps, rate, share))
+        slots.mean_and_adam_(*means, by_mean, *now, epsilon)
+        slots.logvar_and_adam_(*logvars, by_logvar, *now, epsilon, half_share)
+    for lane in range(3):
+        parameters = [nn.Parameter(tensor[lane].clone()) for tensor in (mean, logvar)]
+        adam = torch.optim.Adam(parameters, rates[lane], eps=epsilons[lane])
+        for i, of_step in enumerate(gradients):
+            if lane == 1 and i == 1:
+                continue
+            adam.zero_grad()
+            term = vcl.kl_gaussians(*parameters, prior_mean[lane], prior_logvar[lane].exp()) / sizes[lane]
+            (term + sum((g[lane] * p).sum() for g, p in zip(of_step, parameters, strict=True))).backward()
+            adam.step()
+        for slot, parameter in zip((means, logvars), parameters, strict=True):
+            state = adam.state[parameter]
+            wanted = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
+            for got, want in zip(slot[:3], wanted, strict=True):
+                torch.testing.assert_close(got[lane], want, rtol=1e-9, atol=1e-13)
+
+
+def test_a_lane_that_is_not_active_stays_as_it_is():
+    for name, arguments, _ in compiled_and_reference_arguments("cpu", 7, double):
+        before = [tensor.clone() for tensor in arguments]
+        slots.PASSES[name](*arguments)
+        for new, old in zip(arguments[:3], before, strict=False):
+            assert torch.equal(new[1], old[1]) and not torch.equal(new[0], old[0])
+
+
+def compiled_and_reference_arguments(device, count, dtype=torch.float32):
+    """For either pass, its arguments in the middle of a training of three lanes, the second one inactive."""
+    mean, logvar, prior_mean, prior_logvar = gaussians(3, count, dtype, device)
+    generator = torch.Generator().manual_seed(5)
+    m, v, grad = (torch.rand(3, count, generator=generator, dtype=double).to(device, dtype) for _ in range(3))
+    numbers = ([1e-3, 2e-3, 3e-3], [0.5, 0.7, 1.0], [True, False, True], [1e-8, 1e-8, 1e-3], [0.05, 0.01, 1e-5])
+    step_size, root, active, epsilon, half_share = (
+        torch.tensor(n, dtype=torch.bool if n[0] is True else dtype, device=device)[:, None] for n in numbers
+    )
+    pace = [step_size, root, active, epsilon]
+    stiffness = half_share / prior_logvar.exp()
+    rows = {
+        slots.MeanSlot: [mean, m.clone(), v.clone(), prior_mean, stiffness, grad, *pace],
+        slots.LogvarSlot: [logvar, m, v, prior_logvar, grad, *pace, half_share],
+    }
+    for kind, arguments in rows.items():
+        exact = [tensor.to("cpu", double) if tensor.is_floating_point() else tensor.cpu() for tensor in arguments]
+        yield kind, arguments, exact
+
+
+# -- what is stacked, and with what ----------------------------------------------------------------------------------
+
+
+def test_vcl_is_stacked_with_vcl_only():
+    configs = [
+        small(), RunConfig.for_benchmark("permuted-digits", "sgd", tasks=3, epochs=2, hidden=16, batch_size=500),
+        small("vcl-coreset"), small(seed=1, initial_logvar=-3.0), small(train_samples=2), small(hidden=8),
+        small(optimizer="sgd"),
+    ]  # fmt: skip
+    groups = [[c.method for c in group] for group in lanes.grouped(configs, 8)]
+    assert groups == [["vcl", "vcl-coreset", "vcl"], ["sgd"], ["vcl"], ["vcl"], ["vcl"]]
+    together = train.run_together(configs[:4], device="cpu")
+    assert [result.environment["lanes"] for result in together] == [3, 1, 3, 3]
+
+
+def test_networks_of_vcl_do_not_share_what_is_compiled_with_plain_ones():
+    stream = make_stream(small(), None, CPU)
+    plain = RunConfig.for_benchmark("permuted-digits", "sgd", tasks=3, hidden=16)
+    built_as = [train.make_learner(config, stream, None, CPU).built_as for config in (plain, small(), small(seed=1))]
+    assert built_as[0] != built_as[1] == built_as[2]
+
+
+def test_a_network_with_state_of_its_own_goes_alone():
+    def with_batch_norm():
+        return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16, affine=False), nn.ReLU(), nn.Linear(16, 10))
+
+    configs = [small(tasks=1), small(tasks=1, seed=1)]
+    together = train.run_together(configs, model=with_batch_norm, device="cpu")
+    assert [result.environment["lanes"] for result in together] == [1, 1]
+
+
+def test_a_learner_with_coresets_says_what_a_step_takes_before_its_first_task():
+    """How many lanes fit into memory is asked before."""
+    learner = lane_of(small("vcl-coreset"), make_stream(small(), None, CPU)).learner
+    learner.prepare(0)
+    assert torch.isfinite(learner.loss(0, learner.epoch_plan(0, 0)[0]))
+    learner.begin_task(0)
+    learner.prepare(0)
+    assert learner.data_size == 1437 - 40 == sum(len(plan.own) for plan in learner.epoch_plan(0, 0))
+
+
+# -- answers, files, news ----------------------------------------------------------------------------------------------
+
+
+def test_training_on_coresets_leaves_no_trace_in_a_stack():
+    configs = [small("vcl-coreset", tasks=2, seed=seed) for seed in (0, 1)]
+    together = trained(configs, make_streams(configs, None, CPU))
+    before, state = [copy.deepcopy(everything(lane)) for lane in together], torch.get_rng_state()
+    answers = [lane.learner.accuracies(1, []) for lane in together]
+    assert answers == [lane.position.accuracy[-1] for lane in together]
+    assert torch.equal(torch.get_rng_state(), state)
+    for lane, kept in zip(together, before, strict=True):
+        assert all(torch.equal(value, kept[name]) for name, value in everything(lane).items())
+
+
+def test_a_copy_of_a_lane_holds_that_lane_only():
+    configs = [small("vcl-coreset", tasks=1, seed=seed) for seed in range(3)]
+    lane = trained(configs, make_streams(configs, None, CPU))[1]
+    for tensor in copy.deepcopy(lane.learner.model).state_dict().values():
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
+    """With noise of chance: it goes on where it was."""
+    configs = [small(tasks=2), small("vcl-coreset", tasks=2, seed=3), small(tasks=2, initial_logvar=-2.0)]
+    undisturbed = trained(configs, make_streams(configs, None, CPU), None)
+    for _ in range(100):
+        streams = make_streams(configs, None, CPU)
+        saved = [tmp_path / f"{config.name}.checkpoint" for config in configs]
+        pieces = [
+            train.begun(c, s, None, CPU, f, f, train.Quiet()) for c, s, f in zip(configs, streams, saved, strict=True)
+        ]
+        (group,) = train.in_step(pieces)
+        try:
+            loop.Trainer(group, 1e9, StopAt(5)).train()
+            break
+        except train.Stopped:
+            continue
+    for got, want in zip(pieces, undisturbed, strict=True):
+        assert got.position.accuracy == want.position.accuracy
+        expected = everything(want)
+        assert all(torch.equal(value, expected[name]) for name, value in everything(got).items())
+
+
+def test_a_lane_of_a_stack_goes_on_alone_and_back(same_noise, tmp_path):
+    """What a stack saved is a checkpoint like any other."""
+    goes_on_alone_and_back([small(tasks=2, seed=0), small("vcl-coreset", tasks=2, seed=1)], tmp_path)
+
+
+class Told(Observer):
+    wants_epochs = True
+
+    def __init__(self):
+        self.heard = []
+
+    def epoch_done(self, task, epoch, loss, penalty, accuracy, seconds_left):
+        self.heard.append((loss, penalty))
+
+
+def test_loss_and_kl_term_are_told_apart_and_alike_in_a_stack_and_alone(same_noise):
+    config = small(tasks=2)
+    stream = make_stream(config, None, CPU)
+
+    def told(group):
+        observers = [Told() for _ in group]
+        for lane, observer in zip(group, observers, strict=True):
+            lane.observer = observer
+        loop.Trainer(group, 1e9, lambda: False).train()
+        return observers[0].heard
+
+    stacked = told([lane_of(config, stream), lane_of(small(tasks=2, seed=1), stream)])
+    alone_lane = lane_of(config, stream)
+    alone = told([alone_lane])
+    np.testing.assert_allclose(stacked, alone, rtol=1e-9)
+    learner = lane_of(config, stream).learner
+    learner.prepare(0)
+    plan = learner.epoch_plan(0, 0)[0]
+    x, y = stream.tasks[0].train.batch(plan.own)
+    whole = vcl.negative_elbo(learner.model, x, y, data_size=len(stream.tasks[0].train), samples=1)
+    apart = learner.loss(0, plan) + learner.penalty()
+    torch.testing.assert_close(apart, whole)
+    assert not learner.penalty().requires_grad and float(learner.penalty()) > 0
+
+
+# -- compiled and recorded ---------------------------------------------------------------------------------------------
+
+
+def test_a_narrow_layer_as_a_sum_is_the_layer(same_noise):
+    wide = lane_gradients.NARROW + 1
+    network = vcl.convert(nn.Sequential(nn.Linear(7, lane_gradients.NARROW), nn.Linear(16, wide))).double()
+    x = torch.randn(4, 7, dtype=double, requires_grad=True)
+
+    def found():
+        out = network(x)
+        return [out, *torch.autograd.grad(out.pow(3).sum(), [x, *network.parameters()])]
+
+    products = found()
+    lane_gradients.make_sums_of_narrow_layers(network)
+    assert [type(layer) for layer in network] == [lane_gradients.NarrowBayesLinear, vcl.BayesLinear]
+    for product, weighted_sum in zip(products, found(), strict=True):
+        torch.testing.assert_close(weighted_sum, product, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of itself while it compiles
+@pytest.mark.parametrize("count", [1, 2])
+def test_compiled_steps_equal_plain_ones(count, same_noise, request, monkeypatch, caplog):
+    monkeypatch.setattr(loop, "steps_for", lanes.StackedSteps)
+    configs = [small(tasks=2, epochs=1, hidden=8, seed=seed, initial_logvar=-3.0 - seed) for seed in range(count)]
+    streams = make_streams(configs, None, CPU)
+    plain = trained(configs, streams)
+    monkeypatch.setattr(stack, "SMALL", 1)
+    request.getfixturevalue("compiled_on_a_cpu")
+    with caplog.at_level("INFO", "alasso"):
+        compiled = trained(configs, streams)
+    assert "not compiled" not in caplog.text
+    for got, want in zip(compiled, plain, strict=True):
+        assert_alike(got, want, "compiled")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of itself while it compiles
+def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(compiled_on_a_cpu, caplog):
+    """The gradient by the mean of one output's bias, where nothing but the noise changes."""
+    config = small(tasks=1)
+    learners = [lane_of(config, make_stream(config, None, CPU)).learner for _ in range(2)]
+    one = stack.Stack(learners)
+    one.adopt()
+    with torch.no_grad():
+        for learner in learners:
+            for name, parameter in learner.model.named_parameters():
+                parameter.fill_(-1.0 if name.endswith("logvar") else 0.1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1, 50, 64, generator=generator).expand(2, -1, -1).contiguous()
+    batch = lane_gradients.LaneBatch(
+        x, torch.zeros(2, 50, dtype=torch.long), torch.full((2, 50), 0.02, dtype=double), torch.arange(10).expand(2, -1)
+    )
+    weights = {name: slot.theta for name, slot in one.slots.items()}
+    with caplog.at_level("INFO", "alasso"):
+        drawn = torch.cat([one.gradients(weights, batch)[0]["net.5.bias_mean"][:, 0] for _ in range(200)])
+        plain = torch.cat([one.gradients(weights, batch, plainly=True)[0]["net.5.bias_mean"][:, 0] for _ in range(200)])
+    assert "not compiled" not in caplog.text
+    assert len(drawn.unique()) == 400
+    # A mean of 400 strays by σ/20, the difference of two by √2 more; a standard deviation by σ/28.
+    assert abs(drawn.mean() - plain.mean()) < 5 * 2**0.5 * plain.std() / 20
+    assert 0.7 < drawn.std() / plain.std() < 1.4
+
+
+@on_gpu
+@pytest.mark.parametrize("one_shape", [False, True])
+@pytest.mark.parametrize("count", [1, 33, 70_001])
+def test_the_compiled_passes_equal_the_plain_ones(count, one_shape):
+    for kind, arguments, exact in compiled_and_reference_arguments("cuda", count):
+        before = [tensor.clone() for tensor in arguments[:3]]
+        run = compiling.compiled(slots.PASSES[kind], 3, tuple(arguments[0].shape) if one_shape else ())
+        run(*arguments)
+        assert run.run is not run.plain
+        slots.PASSES[kind](*exact)
+        for new, old, expected in zip(arguments, before, exact, strict=False):
+            torch.testing.assert_close(new.cpu().double(), expected, rtol=1e-5, atol=1e-6)
+            assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
+
+
+@on_gpu
+@pytest.mark.parametrize("small_tensors", [1, 1 << 16])
+@pytest.mark.parametrize("count", [1, 3])
+def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, same_noise, monkeypatch):
+    """The network of the paper, narrower: recorded and compiled against neither."""
+    monkeypatch.setattr(stack, "SMALL", small_tensors)
+    configs = [
+        small(tasks=2, epochs=4, hidden=128, batch_size=64, seed=seed, precision="float32") for seed in range(count)
+    ]
+    device = torch.device("cuda", 0)
+
+    def found():
+        return [everything(lane) for lane in trained(configs, make_streams(configs, None, device), None)]
+
+    fast = found()
+    monkeypatch.setattr(lanes, "WARM_UP", 10**9)
+    monkeypatch.setattr(stack, "compiles_on", lambda device: False)
+    monkeypatch.setattr(lane_gradients, "compiles_on", lambda device: False)
+    for got, want in zip(fast, found(), strict=True):
+        for name in want:
+            scale = want[name].double().abs().mean() + 1e-12
+            assert (got[name].double() - want[name].double()).abs().mean() < 0.02 * scale, name
+
+
+@on_gpu
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "float32"])
+def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu(precision):
+    """With noise of chance on either side."""
+    changes = {"precision": precision, "epochs": 10, "hidden": 64, "batch_size": 100, "test_samples": 20}
+    configs = [small(method, seed=seed, **changes) for method, seed in (("vcl", 0), ("vcl-coreset", 0), ("vcl", 1))]
+    for config, stacked in zip(configs, train.run_together(configs, device="cuda"), strict=True):
+        alone = train.run(config, device="cpu")
+        np.testing.assert_allclose(stacked.accuracy[-1], alone.accuracy[-1], atol=0.06, err_msg=config.method)
+
+
+@on_gpu
+def test_on_a_gpu_replayed_steps_draw_their_noise_anew():
+    """Also in the second task, whose steps are replayed from what the first one recorded."""
+    config = small(tasks=2, epochs=6, batch_size=100, precision="float32")
+    device = torch.device("cuda", 0)
+    one, other = trained([config] * 2, make_streams([config] * 2, None, device), None)
+    (again,) = trained([config], make_streams([config], None, device), None)
+    weights = [lane.learner.model[1].weight_mean for lane in (one, other, again)]
+    assert not torch.equal(weights[0], weights[1]) and torch.isfinite(torch.stack(weights)).all()
