@@ -1,6 +1,6 @@
 """Time of a step and lane against the number of lanes, and against what memory alone would allow. Needs a GPU.
 
-    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--out FILE]
+    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--method alasso] [--out FILE]
 
 The network is the paper's, 784-2000-2000-10 with batches of 256; the images are random, for no step depends on what
 they show. Epochs follow one another as in a run, plans and copies to the device included; the first ones, which
@@ -8,7 +8,8 @@ compile and record, are not timed.
 
 The floor: every step has to read eight tensors of the size of the weights (θ, both moments of Adam, anchor, stiffness,
 ω; and θ again for each product) and the side, a byte a weight, and write four, at the bandwidth that copying reaches
-here.
+here. VCL has a mean and a log-variance for each weight: five tensors and four are read and three and three written, mean
+and variance are read again for each product, and the variance is made of its logarithm.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ STEPS = 235  # of an epoch of 60,000 images
 WEIGHTS = 784 * 2000 + 2000 + 2000 * 2000 + 2000 + 2000 * 10 + 10
 BYTES_OF_THE_UPDATE = 4 * (6 + 4) + 1  # θ, m, v, anchor, stiffness, ω and the side read; θ, m, v, ω written
 BYTES_OF_THE_PRODUCTS = 4 * 2  # θ read in the forward and in the backward pass
-FLOPS = 2 * 256 * (3 * WEIGHTS - 784 * 2000)
+BYTES_OF_THE_UPDATE_OF_GAUSSIANS = 4 * (5 + 3) + 4 * (4 + 3)  # anchor and stiffness of means, anchor of log-variances
+BYTES_OF_THE_PRODUCTS_OF_GAUSSIANS = 4 * (2 + 2) + 4 * 2  # log-variances read, variances written
+FLOPS = 2 * 256 * (3 * WEIGHTS - 784 * 2000)  # twice as many where means and variances have products of their own
 
 
 def random_images() -> ImageSet:
@@ -80,6 +83,13 @@ def microseconds_a_step(images: ImageSet, lanes: int, precision: str, method: st
     return statistics.median(times)
 
 
+def bytes_of_a_step(gaussian: bool) -> int:
+    """For each weight."""
+    if gaussian:
+        return BYTES_OF_THE_UPDATE_OF_GAUSSIANS + BYTES_OF_THE_PRODUCTS_OF_GAUSSIANS
+    return BYTES_OF_THE_UPDATE + BYTES_OF_THE_PRODUCTS
+
+
 def copy_bandwidth() -> float:
     """Bytes a second, read and written, of copying a gigabyte on the device."""
     source = torch.empty(2**28, device="cuda")
@@ -108,7 +118,9 @@ def main() -> None:
         parser.error("torch sees no GPU here")
 
     bandwidth = copy_bandwidth()
-    floor = WEIGHTS * (BYTES_OF_THE_UPDATE + BYTES_OF_THE_PRODUCTS) / bandwidth * 1e6
+    gaussian = words.method.startswith("vcl")
+    floor = WEIGHTS * bytes_of_a_step(gaussian) / bandwidth * 1e6
+    flops = 2 * FLOPS if gaussian else FLOPS
     images = random_images()
     rows = []
     for precision in words.precision:
@@ -124,14 +136,14 @@ def main() -> None:
         shown = (f"{row['step']:.0f}", f"{row['lane_step']:.1f}", f"{floor:.1f}", f"{row['lane_step'] / floor:.2f}")
         table.add_row(row["precision"], str(row["lanes"]), *shown)
     Console().print(table)
-    print(f"copying: {bandwidth / 1e12:.2f} TB/s; arithmetic of a step: {FLOPS / 1e9:.1f} GFLOP")
+    print(f"copying: {bandwidth / 1e12:.2f} TB/s; arithmetic of a step: {flops / 1e9:.1f} GFLOP")
     words.out.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": "throughput",
         "environment": results.environment("cuda"),
         "copy_bandwidth": bandwidth,
         "floor": floor,
-        "flops": FLOPS,
+        "flops": flops,
         "rows": rows,
     }
     words.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
