@@ -8,8 +8,8 @@ compile and record, are not timed.
 
 The floor: every step has to read eight tensors of the size of the weights (θ, both moments of Adam, anchor, stiffness,
 ω; and θ again for each product) and the side, a byte a weight, and write four, at the bandwidth that copying reaches
-here. VCL has a mean and a log-variance for each weight: five tensors and four are read and three and three written, mean
-and variance are read again for each product, and the variance is made of its logarithm.
+here. VCL has a mean and a log-variance for each weight: of these, five tensors and four are read and three and three
+written, mean and variance are read again for each product, and the variance is made of its logarithm.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import compiling, lane_gradients, lanes, loop, slots, stack, train
+from alasso.bench import compiling, lane_gradients, lanes, loop, slots, stack, train, variational
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Observer
@@ -408,27 +408,36 @@ def test_a_narrow_layer_as_a_sum_is_the_layer(same_noise):
         torch.testing.assert_close(weighted_sum, product, rtol=1e-12, atol=1e-12)
 
 
+class OneLayer(InDouble):
+    """Few tensors: each shape is compiled for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns of itself while it compiles
-@pytest.mark.parametrize("count", [1, 2])
-def test_compiled_steps_equal_plain_ones(count, same_noise, request, monkeypatch, caplog):
+@pytest.mark.parametrize(("count", "small_tensors", "network"), [(1, 1 << 16, InDouble), (2, 1, OneLayer)])
+def test_compiled_steps_equal_plain_ones(count, small_tensors, network, same_noise, request, monkeypatch, caplog):
     monkeypatch.setattr(loop, "steps_for", lanes.StackedSteps)
-    configs = [small(tasks=2, epochs=1, hidden=8, seed=seed, initial_logvar=-3.0 - seed) for seed in range(count)]
+    configs = [small(tasks=2, epochs=1, seed=seed, initial_logvar=-3.0 - seed) for seed in range(count)]
     streams = make_streams(configs, None, CPU)
-    plain = trained(configs, streams)
-    monkeypatch.setattr(stack, "SMALL", 1)
+    plain = trained(configs, streams, network)
+    monkeypatch.setattr(stack, "SMALL", small_tensors)
     request.getfixturevalue("compiled_on_a_cpu")
     with caplog.at_level("INFO", "alasso"):
-        compiled = trained(configs, streams)
+        compiled = trained(configs, streams, network)
     assert "not compiled" not in caplog.text
     for got, want in zip(compiled, plain, strict=True):
         assert_alike(got, want, "compiled")
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of itself while it compiles
-def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(compiled_on_a_cpu, caplog):
+@pytest.mark.parametrize("count", [1, 2])
+def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(count, compiled_on_a_cpu, caplog):
     """The gradient by the mean of one output's bias, where nothing but the noise changes."""
     config = small(tasks=1)
-    learners = [lane_of(config, make_stream(config, None, CPU)).learner for _ in range(2)]
+    learners = [lane_of(config, make_stream(config, None, CPU)).learner for _ in range(count)]
     one = stack.Stack(learners)
     one.adopt()
     with torch.no_grad():
@@ -436,14 +445,18 @@ def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(compiled_on_a_cpu, 
             for name, parameter in learner.model.named_parameters():
                 parameter.fill_(-1.0 if name.endswith("logvar") else 0.1)
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(1, 50, 64, generator=generator).expand(2, -1, -1).contiguous()
-    batch = lane_gradients.LaneBatch(
-        x, torch.zeros(2, 50, dtype=torch.long), torch.full((2, 50), 0.02, dtype=double), torch.arange(10).expand(2, -1)
-    )
-    weights = {name: slot.theta for name, slot in one.slots.items()}
+    x = torch.rand(1, 50, 64, generator=generator).expand(count, -1, -1).contiguous()
+    y, share = torch.zeros(count, 50, dtype=torch.long), torch.full((count, 50), 0.02, dtype=double)
+    batch = lane_gradients.LaneBatch(x, y, share, torch.arange(10).expand(count, -1))
+    weights = {name: slot.theta[0] if count == 1 else slot.theta for name, slot in one.slots.items()}
+
+    def found(plainly):
+        """A number for each lane and step."""
+        gradients = (one.gradients(weights, batch, plainly)[0] for _ in range(400 // count))
+        return torch.stack([gradient["net.5.bias_mean"][..., 0] for gradient in gradients]).flatten()
+
     with caplog.at_level("INFO", "alasso"):
-        drawn = torch.cat([one.gradients(weights, batch)[0]["net.5.bias_mean"][:, 0] for _ in range(200)])
-        plain = torch.cat([one.gradients(weights, batch, plainly=True)[0]["net.5.bias_mean"][:, 0] for _ in range(200)])
+        drawn, plain = found(False), found(True)
     assert "not compiled" not in caplog.text
     assert len(drawn.unique()) == 400
     # A mean of 400 strays by σ/20, the difference of two by √2 more; a standard deviation by σ/28.
@@ -499,6 +512,23 @@ def test_on_a_gpu_a_stack_learns_what_its_lanes_learn_alone_on_a_cpu(precision):
     for config, stacked in zip(configs, train.run_together(configs, device="cuda"), strict=True):
         alone = train.run(config, device="cpu")
         np.testing.assert_allclose(stacked.accuracy[-1], alone.accuracy[-1], atol=0.06, err_msg=config.method)
+
+
+@on_gpu
+def test_on_a_gpu_a_recorded_point_estimate_is_that_of_steps_one_by_one(monkeypatch):
+    config = small(tasks=1, batch_size=100, point_epochs=3, precision="float32")
+    device = torch.device("cuda", 0)
+    stream = make_stream(config, None, device)
+
+    def start():
+        learner = train.begun(config, stream, None, device, None, None, train.Quiet()).learner
+        learner.begin_task(0)
+        return learner.model[1].weight_mean.detach()
+
+    recorded = start()
+    monkeypatch.setattr(variational, "GraphedSteps", variational.DirectSteps)
+    direct = start()
+    assert (recorded - direct).abs().mean() < 0.01 * direct.abs().mean()
 
 
 @on_gpu

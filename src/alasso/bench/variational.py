@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alasso.bench.graphs import DirectSteps, GraphedSteps
 from alasso.bench.learners import MEMORY, Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
 from alasso.bench.streams import Task
@@ -49,9 +50,15 @@ class Variational(Learner):
 
     def start_from_point_estimate(self, plain: Learner) -> None:
         """Train a plain network on the first task for a while; its weights become the means."""
+        # Recorded, not compiled: it is over before that would pay.
+        recorded = self.device.type == "cuda" and plain.can_be_recorded
+        steps = GraphedSteps(plain) if recorded else DirectSteps(plain)
+        steps.begin(0)
         for epoch in range(self.config.settings["point_epochs"]):
-            for plan in plain.epoch_plan(0, epoch):
-                plain.step(0, plan)
+            plans = plain.epoch_plan(0, epoch)
+            steps.begin_epoch(steps.planned([plans]), [len(plans)])
+            for i in range(len(plans)):
+                steps.step(i)
         self.model = self.converted(plain.model)
 
     def prepare(self, t: int) -> None:
