@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import compiling, lane_gradients, lanes, loop, slots, stack, train, variational
+from alasso.bench import compiling, lane_gradients, lanes, loop, models, slots, stack, train, variational
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Observer
+from alasso.bench.streams import Stream
 from alasso.methods import vcl
 from test_lanes import (
     CPU,
@@ -132,6 +133,29 @@ def test_lanes_may_have_tasks_of_different_length_and_heads_of_their_own(same_no
         assert_alike(stacked, *trained([config], [stream], Nine), config.name)
 
 
+class Convolutions(nn.Module):
+    """Split CIFAR's network in float64; without dropout, which would draw from chance."""
+
+    def __init__(self):
+        super().__init__()
+        net = models.glorot(models.cifar_cnn((3, 8, 8), 6)).double()
+        self.net = nn.Sequential(*(layer for layer in net if not isinstance(layer, nn.Dropout)))
+
+    def forward(self, x):
+        return self.net(x.double())
+
+
+def test_convolutions_are_stacked_too(same_noise):
+    def images(seed):
+        generator = torch.Generator().manual_seed(seed)
+        pairs = [(torch.rand(size, 3, 8, 8, generator=generator), torch.arange(size) % 3) for size in (64, 40)]
+        return Stream.of([(pair, pair) for pair in pairs], heads="own")
+
+    configs, streams = [own(seed=seed) for seed in (0, 1)], [images(seed) for seed in (0, 1)]
+    for config, stream, stacked in zip(configs, streams, trained(configs, streams, Convolutions), strict=True):
+        assert_alike(stacked, *trained([config], [stream], Convolutions), config.name)
+
+
 def test_a_batch_may_be_sampled_several_times(same_noise):
     """Batches are full: the noise goes by place, and copies stand below a batch's own rows."""
     configs = [own(train_samples=3), own(train_samples=3, seed=1)]
@@ -208,18 +232,17 @@ def test_the_passes_are_the_kl_term_by_autograd_and_torchs_adam():
     rates, sizes, epsilons = (1e-3, 2e-2, 0.1), (10, 300, 60_000), (1e-8, 1e-8, 1e-3)
     generator = torch.Generator().manual_seed(4)
     gradients = torch.randn(5, 2, 3, 40, generator=generator, dtype=double)
-    pace = stack.Pace
-    of_lanes = lambda values: torch.tensor(values, dtype=double)[:, None]  # noqa: E731
-    rate, epsilon, half_share = of_lanes(rates), of_lanes(epsilons), of_lanes([0.5 / n for n in sizes])
+    numbers = (rates, epsilons, [0.5 / n for n in sizes])
+    rate, epsilon, half_share = (torch.tensor(of_lanes, dtype=double)[:, None] for of_lanes in numbers)
     stiffness = torch.stack([vcl.kl_stiffness(row.exp(), n) for row, n in zip(prior_logvar, sizes, strict=True)])
     means = slots.MeanSlot(mean.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_mean, stiffness)
     logvars = slots.LogvarSlot(logvar.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_logvar)
     steps = torch.zeros(3, 1)
     for i, (by_mean, by_logvar) in enumerate(gradients):
         share = torch.tensor([[1.0], [0.0 if i == 1 else 1.0], [1.0]])
-        now = pace(*stack.pace_of_step_(steps, rate, share))
-        slots.mean_and_adam_(*means, by_mean, *now, epsilon)
-        slots.logvar_and_adam_(*logvars, by_logvar, *now, epsilon, half_share)
+        pace = stack.pace_of_step_(steps, rate, share)
+        slots.mean_and_adam_(*means, by_mean, *pace, epsilon)
+        slots.logvar_and_adam_(*logvars, by_logvar, *pace, epsilon, half_share)
     for lane in range(3):
         parameters = [nn.Parameter(tensor[lane].clone()) for tensor in (mean, logvar)]
         adam = torch.optim.Adam(parameters, rates[lane], eps=epsilons[lane])
@@ -238,14 +261,14 @@ def test_the_passes_are_the_kl_term_by_autograd_and_torchs_adam():
 
 
 def test_a_lane_that_is_not_active_stays_as_it_is():
-    for name, arguments, _ in compiled_and_reference_arguments("cpu", 7, double):
+    for kind, arguments, _ in arguments_and_exact_ones("cpu", 7, double):
         before = [tensor.clone() for tensor in arguments]
-        slots.PASSES[name](*arguments)
-        for new, old in zip(arguments[:3], before, strict=False):
+        slots.PASSES[kind](*arguments)
+        for new, old in zip(arguments[:3], before[:3], strict=True):
             assert torch.equal(new[1], old[1]) and not torch.equal(new[0], old[0])
 
 
-def compiled_and_reference_arguments(device, count, dtype=torch.float32):
+def arguments_and_exact_ones(device, count, dtype=torch.float32):
     """For either pass, its arguments in the middle of a training of three lanes, the second one inactive."""
     mean, logvar, prior_mean, prior_logvar = gaussians(3, count, dtype, device)
     generator = torch.Generator().manual_seed(5)
@@ -468,7 +491,7 @@ def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(count, compiled_on_
 @pytest.mark.parametrize("one_shape", [False, True])
 @pytest.mark.parametrize("count", [1, 33, 70_001])
 def test_the_compiled_passes_equal_the_plain_ones(count, one_shape):
-    for kind, arguments, exact in compiled_and_reference_arguments("cuda", count):
+    for kind, arguments, exact in arguments_and_exact_ones("cuda", count):
         before = [tensor.clone() for tensor in arguments[:3]]
         run = compiling.compiled(slots.PASSES[kind], 3, tuple(arguments[0].shape) if one_shape else ())
         run(*arguments)
