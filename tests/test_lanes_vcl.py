@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from alasso import AlassoError
 from alasso.bench import compiling, lane_gradients, lanes, loop, models, slots, stack, train, variational
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
@@ -165,6 +166,12 @@ def test_a_batch_may_be_sampled_several_times(same_noise):
         assert_alike(stacked, *trained([config], [stream], Nine), config.name)
     (once,) = trained([own()], streams[:1], Nine)
     assert not torch.equal(*(everything(lane)["model.net.1.weight_logvar"] for lane in (once, together[0])))
+
+
+def test_a_step_without_samples_is_refused_before_it_is_made():
+    config = small(train_samples=0)
+    with pytest.raises(AlassoError, match="samples must be at least 1"):
+        train.make_learner(config, make_stream(config, None, CPU), None, CPU)
 
 
 def test_a_clipped_loss_of_a_stack_is_that_of_its_lanes_alone(same_noise):

@@ -27,6 +27,7 @@ class Variational(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        vcl.check_samples(self.config.settings["train_samples"])
         self.data_size = len(self.stream.tasks[0].train)  # of the running task: N, which the KL term is divided by
         # Made at once, so that its first weights depend on the run's own seed, whatever other runs begin beside it.
         self.point_estimate = self.new_point_estimate() if self.config.settings["point_epochs"] > 0 else None
