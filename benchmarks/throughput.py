@@ -8,8 +8,8 @@ compile and record, are not timed.
 
 The floor: every step has to read eight tensors of the size of the weights (θ, both moments of Adam, anchor, stiffness,
 ω; and θ again for each product) and the side, a byte a weight, and write four, at the bandwidth that copying reaches
-here. VCL has a mean and a log-variance for each weight: of these, five tensors and four are read and three and three
-written, mean and variance are read again for each product, and the variance is made of its logarithm.
+here. VCL has a mean and a log-variance for each weight: of these, five tensors and four are read and three and four
+written, and mean and variance are read again for each product.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ STEPS = 235  # of an epoch of 60,000 images
 WEIGHTS = 784 * 2000 + 2000 + 2000 * 2000 + 2000 + 2000 * 10 + 10
 BYTES_OF_THE_UPDATE = 4 * (6 + 4) + 1  # θ, m, v, anchor, stiffness, ω and the side read; θ, m, v, ω written
 BYTES_OF_THE_PRODUCTS = 4 * 2  # θ read in the forward and in the backward pass
-BYTES_OF_THE_UPDATE_OF_GAUSSIANS = 4 * (5 + 3) + 4 * (4 + 3)  # anchor and stiffness of means, anchor of log-variances
-BYTES_OF_THE_PRODUCTS_OF_GAUSSIANS = 4 * (2 + 2) + 4 * 2  # log-variances read, variances written
+BYTES_OF_THE_UPDATE_OF_GAUSSIANS = 4 * (5 + 3) + 4 * (4 + 4)  # means have a stiffness, log-variances a variance
+BYTES_OF_THE_PRODUCTS_OF_GAUSSIANS = 4 * (2 + 2)
 FLOPS = 2 * 256 * (3 * WEIGHTS - 784 * 2000)  # twice as many where means and variances have products of their own
 
 

@@ -243,13 +243,13 @@ def test_the_passes_are_the_kl_term_by_autograd_and_torchs_adam():
     rate, epsilon, half_share = (torch.tensor(of_lanes, dtype=double)[:, None] for of_lanes in numbers)
     stiffness = torch.stack([vcl.kl_stiffness(row.exp(), n) for row, n in zip(prior_logvar, sizes, strict=True)])
     means = slots.MeanSlot(mean.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_mean, stiffness)
-    logvars = slots.LogvarSlot(logvar.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_logvar)
+    logvars = slots.LogvarSlot(logvar.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_logvar, logvar.exp())
     steps = torch.zeros(3, 1)
-    for i, (by_mean, by_logvar) in enumerate(gradients):
+    for i, (by_mean, by_variance) in enumerate(gradients):
         share = torch.tensor([[1.0], [0.0 if i == 1 else 1.0], [1.0]])
         pace = stack.pace_of_step_(steps, rate, share)
         slots.mean_and_adam_(*means, by_mean, *pace, epsilon)
-        slots.logvar_and_adam_(*logvars, by_logvar, *pace, epsilon, half_share)
+        slots.logvar_and_adam_(*logvars, by_variance, *pace, epsilon, half_share)
     for lane in range(3):
         parameters = [nn.Parameter(tensor[lane].clone()) for tensor in (mean, logvar)]
         adam = torch.optim.Adam(parameters, rates[lane], eps=epsilons[lane])
@@ -258,21 +258,24 @@ def test_the_passes_are_the_kl_term_by_autograd_and_torchs_adam():
                 continue
             adam.zero_grad()
             term = vcl.kl_gaussians(*parameters, prior_mean[lane], prior_logvar[lane].exp()) / sizes[lane]
-            (term + sum((g[lane] * p).sum() for g, p in zip(of_step, parameters, strict=True))).backward()
+            by_mean, by_variance = of_step[:, lane]
+            (term + (by_mean * parameters[0]).sum() + (by_variance * parameters[1].exp()).sum()).backward()
             adam.step()
         for slot, parameter in zip((means, logvars), parameters, strict=True):
             state = adam.state[parameter]
             wanted = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
             for got, want in zip(slot[:3], wanted, strict=True):
                 torch.testing.assert_close(got[lane], want, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(logvars.variance, logvars.theta.exp(), rtol=1e-12, atol=0)
 
 
 def test_a_lane_that_is_not_active_stays_as_it_is():
     for kind, arguments, _ in arguments_and_exact_ones("cpu", 7, double):
         before = [tensor.clone() for tensor in arguments]
         slots.PASSES[kind](*arguments)
-        for new, old in zip(arguments[:3], before[:3], strict=True):
-            assert torch.equal(new[1], old[1]) and not torch.equal(new[0], old[0])
+        for name, new, old in zip(kind._fields, arguments, before, strict=False):
+            assert torch.equal(new[1], old[1]), name
+            assert torch.equal(new[0], old[0]) == (name in ("anchor", "stiffness")), name
 
 
 def arguments_and_exact_ones(device, count, dtype=torch.float32):
@@ -288,7 +291,7 @@ def arguments_and_exact_ones(device, count, dtype=torch.float32):
     stiffness = half_share / prior_logvar.exp()
     rows = {
         slots.MeanSlot: [mean, m.clone(), v.clone(), prior_mean, stiffness, grad, *pace],
-        slots.LogvarSlot: [logvar, m, v, prior_logvar, grad, *pace, half_share],
+        slots.LogvarSlot: [logvar, m, v, prior_logvar, logvar.exp(), grad, *pace, half_share],
     }
     for kind, arguments in rows.items():
         exact = [tensor.to("cpu", double) if tensor.is_floating_point() else tensor.cpu() for tensor in arguments]
@@ -478,7 +481,9 @@ def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(count, compiled_on_
     x = torch.rand(1, 50, 64, generator=generator).expand(count, -1, -1).contiguous()
     y, share = torch.zeros(count, 50, dtype=torch.long), torch.full((count, 50), 0.02, dtype=double)
     batch = lane_gradients.LaneBatch(x, y, share, torch.arange(10).expand(count, -1))
-    weights = {name: slot.theta[0] if count == 1 else slot.theta for name, slot in one.slots.items()}
+    one.adopt()
+    given = {name: slots.given_to_the_network(slot) for name, slot in one.slots.items()}
+    weights = {name: tensor[0] if count == 1 else tensor for name, tensor in given.items()}
 
     def found(plainly):
         """A number for each lane and step."""
@@ -499,14 +504,14 @@ def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(count, compiled_on_
 @pytest.mark.parametrize("count", [1, 33, 70_001])
 def test_the_compiled_passes_equal_the_plain_ones(count, one_shape):
     for kind, arguments, exact in arguments_and_exact_ones("cuda", count):
-        before = [tensor.clone() for tensor in arguments[:3]]
+        before = [tensor.clone() for tensor in arguments]
         run = compiling.compiled(slots.PASSES[kind], 3, tuple(arguments[0].shape) if one_shape else ())
         run(*arguments)
         assert run.run is not run.plain
         slots.PASSES[kind](*exact)
-        for new, old, expected in zip(arguments, before, exact, strict=False):
-            torch.testing.assert_close(new.cpu().double(), expected, rtol=1e-5, atol=1e-6)
-            assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"
+        for name, new, old, expected in zip(kind._fields, arguments, before, exact, strict=False):
+            torch.testing.assert_close(new.cpu().double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+            assert torch.equal(new[1], old[1]), f"{name}: a lane that is not active stays as it is"
 
 
 @on_gpu

@@ -46,12 +46,16 @@ class MeanSlot(NamedTuple):
 
 
 class LogvarSlot(NamedTuple):
-    """Log-variance of a Gaussian weight."""
+    """Log-variance of a Gaussian weight, and the variance itself: the network is given that, and gradients are by it.
+
+    Both are at hand where the pass moves the log-variance, so nothing else has to go over the weights for them.
+    """
 
     theta: Tensor
     m: Tensor
     v: Tensor
     anchor: Tensor  # the prior's log-variance
+    variance: Tensor
 
 
 Slot = SpringSlot | MeanSlot | LogvarSlot
@@ -65,6 +69,10 @@ def empty_slot(kind: type[Slot], leading: Tensor) -> Slot:
 
 def laid_out_like(gradient: Tensor, slot: Slot) -> Slot:
     return type(slot)(*(torch.empty_like(gradient, dtype=tensor.dtype).copy_(tensor) for tensor in slot))
+
+
+def given_to_the_network(slot: Slot) -> Tensor:
+    return slot.variance if isinstance(slot, LogvarSlot) else slot.theta
 
 
 def row_of(slot: Slot, lane: int) -> Slot:
@@ -94,8 +102,9 @@ def in_rows(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 # -- the passes -----------------------------------------------------------------------------------------------------
 #
-# Each takes a slot's tensors in rows, the gradient of the task's loss in rows, and numbers of the lanes, (lanes, 1):
-# step_size, root = √(1 − β₂ᵗ), whether the lane is active, Adam's ε, and what else this kind of slot needs.
+# Each takes a slot's tensors in rows, in rows the gradient of the task's loss by what the network is given, and numbers
+# of the lanes, (lanes, 1): step_size, root = √(1 − β₂ᵗ), whether the lane is active, Adam's ε, and what else this kind
+# of slot needs.
 
 
 def spring_and_adam_(
@@ -146,6 +155,7 @@ def logvar_and_adam_(
     m: Tensor,
     v: Tensor,
     anchor: Tensor,
+    variance: Tensor,
     grad: Tensor,
     step_size: Tensor,
     root: Tensor,
@@ -154,8 +164,10 @@ def logvar_and_adam_(
     half_share: Tensor,
 ) -> None:
     """KL term and Adam of log-variances in one pass; a lane that is not active stays as it is."""
-    total = grad + kl_grad_by_logvar(theta, anchor, half_share)
-    put_where_(active, (theta, m, v), after_adam(theta, m, v, total, step_size, root, adam_epsilon))
+    # σ² = exp(log σ²) is its own derivative; computed again, for reading it would take longer.
+    total = grad * theta.exp() + kl_grad_by_logvar(theta, anchor, half_share)
+    moved = after_adam(theta, m, v, total, step_size, root, adam_epsilon)
+    put_where_(active, (theta, m, v, variance), (*moved, moved[0].exp()))
 
 
 def after_adam(

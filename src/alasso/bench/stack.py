@@ -23,6 +23,7 @@ from alasso.bench.slots import (
     Slot,
     SpringSlot,
     empty_slot,
+    given_to_the_network,
     in_rows,
     is_dense,
     laid_out_like,
@@ -85,6 +86,9 @@ class Stack:
         self.at_work: list[torch.cuda.Stream] = []
         self.kept: list[Tensor] = []
         network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
+        for layer in network.modules():
+            if isinstance(layer, vcl.BayesLayer):
+                layer.given_variances = True
         config, built_as = learners[0].config, learners[0].built_as
         how = (len(learners), config.precision == "bf16", config.loss_clip)
         samples = config.settings["train_samples"] if isinstance(learners[0], Variational) else 1
@@ -138,10 +142,11 @@ class Stack:
         self.half_share[lane] = 0.5 / learner.data_size
         for posterior in vcl.named_posteriors(learner.model):
             mean, logvar = self.slots[posterior.mean], self.slots[posterior.logvar]
-            assert isinstance(mean, MeanSlot)
+            assert isinstance(mean, MeanSlot) and isinstance(logvar, LogvarSlot)
             mean.anchor[lane].copy_(posterior.prior_mean)
             mean.stiffness[lane].copy_(vcl.kl_stiffness(posterior.prior_var, learner.data_size))
             logvar.anchor[lane].copy_(posterior.prior_var.log())
+            logvar.variance[lane].copy_(logvar.theta[lane].exp())
 
     # -- the step -------------------------------------------------------------------------------------------
 
@@ -151,7 +156,8 @@ class Stack:
         """
         with self.aside(batch.share):
             pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, batch.share))
-        weights = {name: slot.theta[0] if self.alone else slot.theta for name, slot in self.slots.items()}
+        given = {name: given_to_the_network(slot) for name, slot in self.slots.items()}
+        weights = {name: tensor[0] if self.alone else tensor for name, tensor in given.items()}
         gradients, losses = self.gradients(weights, batch, plainly=not self.laid_out)
         self.join()
         if not self.laid_out:

@@ -98,10 +98,12 @@ class BayesLayer(nn.Module):
 
     Means begin at the plain layer's weights, or near zero, all log-variances at ``initial_logvar``. The first task's
     prior is N(``prior_mean``, ``prior_var``). A forward pass samples, in training and in evaluation mode alike; with
-    ``sampling`` False it uses the means.
+    ``sampling`` False it uses the means. With ``given_variances`` True a forward pass takes what stands for the
+    log-variances for the variances themselves, for one who keeps both and wants gradients by the variances.
     """
 
     sampling = True
+    given_variances = False
     weight_mean: nn.Parameter
     weight_logvar: nn.Parameter
     bias_mean: nn.Parameter | None
@@ -140,9 +142,12 @@ class BayesLayer(nn.Module):
 
     def pre_activation(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """E[h] and Var[h] of the layer's output h for an input x."""
-        bias_var = None if self.bias_logvar is None else self.bias_logvar.exp()
+        bias_var = None if self.bias_logvar is None else self.variance(self.bias_logvar)
         mean = self.linear_map(x, self.weight_mean, self.bias_mean)
-        return mean, self.linear_map(x.square(), self.weight_logvar.exp(), bias_var)
+        return mean, self.linear_map(x.square(), self.variance(self.weight_logvar), bias_var)
+
+    def variance(self, logvar: Tensor) -> Tensor:
+        return logvar if self.given_variances else logvar.exp()
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sampling:
