@@ -787,6 +787,17 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]
 
 
+def test_steps_that_come_several_at_once_are_counted_each(monkeypatch):
+    """Warm with the 18th, the first to come at or after the 16th; then five steps in ten seconds, and enough."""
+    clock = iter([0.0, 10.0, 10.0])
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    meter = timing.Meter(timing.Watching(16, 2, 0.5), lambda: None)
+    with pytest.raises(timing.Enough):
+        for done in (1, 2, 3, 8, 13, 18, 23):
+            meter.step_done(0, 0, done)
+    assert meter.seconds == 2.0
+
+
 def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
     def stop(*arguments):
         raise carrying.runs.Stopped("task 2, epoch 1, step 3")

@@ -438,6 +438,24 @@ def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[1].name}.json"]
 
 
+def test_a_restart_never_goes_on_from_before(tmp_path):
+    """Not even where a run of the same stack diverges, and each is gone on with by itself."""
+    configs = runs.combinations(
+        "permuted-digits", ["alasso"], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e30, 1e-3]}
+    )
+    kept = configs[1]
+    undisturbed = train.run(kept, device="cpu")
+    writer, position = checkpoint.Writer(), checkpoint.Position(1, accuracy=[[0.12345]], ahead=[0.1], untrained=[0, 0])
+    stream = make_stream(kept, None, torch.device("cpu"))
+    state = train.make_learner(kept, stream, None, torch.device("cpu")).state_dict()
+    path = results.checkpoint_path(kept, tmp_path)
+    writer.save(path, kept, position, state, torch.device("cpu"), stream.editions)
+    writer.finish()
+    with pytest.raises(DivergedError):
+        runs.carry_out(configs, runs.Options(tmp_path, device="cpu", quiet=True, restart=True, lanes=2), Console())
+    assert results.read(tmp_path / f"{kept.name}.json").accuracy == undisturbed.accuracy
+
+
 class Heard(train.Quiet):
     """Keeps what it is told of epochs and tasks."""
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from alasso.bench.compiling import compiled, compiles_on
 from alasso.bench.lane_gradients import LaneBatch, LaneGradients
 from alasso.bench.learners import Learner, Regularized
-from alasso.methods.alasso import AlassoSurrogate, asymmetric_factors
-from alasso.methods.surrogate import Surrogate, two_sided_spring_grad
+from alasso.methods.alasso import asymmetric_factors
+from alasso.methods.surrogate import two_sided_spring_grad
 from alasso.moves import adam_direction, adam_moments, bias_corrections
 
 BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
@@ -30,7 +30,7 @@ class Slot(NamedTuple):
     v: Tensor
     anchor: Tensor
     stiffness: Tensor  # where training was observed
-    side: Tensor  # which side that is, in a byte; 0: neither
+    side: Tensor  # which side that is, in a byte, as in ALASSO's state
     path: Tensor
 
     @staticmethod
@@ -74,7 +74,7 @@ class Stack:
         dtype = next(learners[0].model.parameters()).dtype
         self.rate = torch.tensor(rates, device=self.device, dtype=dtype)
         epsilons = [[learner.config.adam_eps] for learner in learners]
-        self.epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
+        self.adam_epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
         self.tilt = Tilt(torch.ones_like(self.rate), torch.zeros_like(self.rate))
         self.slots = {
             name: Slot.like(torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
@@ -84,8 +84,8 @@ class Stack:
         self.kept: list[Tensor] = []
         network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
         config, built_as = learners[0].config, learners[0].built_as
-        how = (len(learners), config.precision == "bf16", config.loss_clip)
-        self.gradients = LaneGradients(network, built_as, *how, self.device)
+        bf16, clip = config.precision == "bf16", config.loss_clip
+        self.gradients = LaneGradients(network, built_as, len(learners), bf16, clip, self.device)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Stack:
                 if isinstance(learner, Regularized):
                     self._adopt_spring(learner, name, parameter, row)
             if isinstance(learner, Regularized):
-                self.tilt.a[lane], self.tilt.epsilon[lane] = tilt_of(learner.regularizer.surrogate)
+                self.tilt.a[lane], self.tilt.epsilon[lane] = learner.regularizer.surrogate.overestimate()
 
     def _adopt_moments(self, optimizer: torch.optim.Optimizer, p: nn.Parameter, row: Slot, lane: int) -> None:
         state = optimizer.state[p]
@@ -119,7 +119,7 @@ class Stack:
     def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: Slot) -> None:
         regularizer = learner.regularizer
         state = regularizer.state_of(name, parameter)
-        stiffness, side = spring_of(regularizer.surrogate, state)
+        stiffness, side = regularizer.surrogate.observed_spring(state)
         # What has no past has no penalty, whatever a method's settings say.
         row.stiffness.copy_(stiffness) if regularizer.tasks else row.stiffness.zero_()
         row.side.copy_(side)
@@ -157,7 +157,8 @@ class Stack:
         slot = self.slots[name]
         if self.alone:
             gradient = gradient[None]
-        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *pace, self.epsilon, *self.tilt)
+        rows = [*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta)]
+        kernel(*rows, *pace, self.adam_epsilon, *self.tilt)
 
     @contextmanager
     def aside(self, *needed: Tensor, on: int = 0) -> Iterator[None]:
@@ -225,19 +226,6 @@ def spring_and_adam_(
     new_path = path - grad * (new_theta - theta)
     for tensor, new in ((theta, new_theta), (m, new_m), (v, new_v), (path, new_path)):
         tensor.copy_(torch.where(active, new, tensor))
-
-
-def tilt_of(surrogate: Surrogate[Any]) -> tuple[float | Tensor, float | Tensor]:
-    """a and cε, which overestimate the stiffness cΩ of Eq. 5; symmetric springs are overestimated by nothing."""
-    return (surrogate.a, surrogate.c * surrogate.epsilon) if isinstance(surrogate, AlassoSurrogate) else (1.0, 0.0)
-
-
-def spring_of(surrogate: Surrogate[Any], state: Any) -> tuple[Tensor, Tensor]:
-    """Stiffness on the side that was observed, and which side that is. Only ALASSO tells the sides apart."""
-    if isinstance(surrogate, AlassoSurrogate):
-        return surrogate.c * state.omega, state.side
-    stiffness, _ = surrogate.stiffness(state)
-    return stiffness, torch.zeros_like(stiffness, dtype=torch.int8)
 
 
 def taken(slot: Tensor, content: Tensor) -> Tensor:

@@ -279,12 +279,13 @@ class Meter(Quiet):
 
     def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:
         self.watching, self.finish = watching, finish
-        self.began = self.seconds = 0.0
+        self.began: float | None = None
+        self.seconds, self.before = 0.0, 0
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
         if done < self.watching.warm_up:
             return
-        if not self.began:
+        if self.began is None:
             self.finish()
             self.began, self.before = time.monotonic(), done
         made = done - self.before  # steps may come several at once
