@@ -553,6 +553,46 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "permuted-digits", "--epoch", "3"], "no such option: --epoch; did you mean --epochs? See alasso run"),
+        (["run", "permuted-digits", "--tasks", "abc"], "invalid value for '--tasks': "),
+        (["run", "permuted-digits", "--tasks"], "option '--tasks' requires an argument"),
+        (["run", "permuted-digits", "--method"], "option '--method' requires an argument"),
+        (["run", "permuted-digits", "--seed", "-q"], "invalid value for '--seed': "),
+        (["run", "permuted-digits", "x", "y"], "got unexpected extra argument"),
+        (["run"], "missing argument 'benchmark'; see alasso run --help"),
+        (["rn"], "no such command 'rn'"),
+        (["search", "permuted-digits"], "missing option '--file'; see alasso search --help"),
+        (["demo", "--seed", "one"], "invalid value for '--seed': "),
+        (["data", "chek"], "no such command 'chek'"),
+        (["data", "check", "--data-dri", "x"], "did you mean --data-dir?"),
+        (["report"], "missing argument 'results"),
+        (["report", "x", "--port", "99999"], "invalid value for '--port': "),
+        (["compare"], "missing argument 'results"),
+        (["probe", "x", "--weights", "0"], "invalid value for '--weights': "),
+        (["reproduce", "--seeds", "0"], "invalid value for '--seeds': "),
+        (["reproduce", "--only"], "option '--only' requires an argument"),
+        (["list", "everything"], "got unexpected extra argument"),
+        (["--wrong\nline"], "no such option: --wrong"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_too(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and not output
+    # Older parsers write arguments in capitals.
+    assert message.lower() in errors.lower() and errors.startswith("alasso: ") and len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "-h"], ["data", "--help"], ["--version"], [], ["data"]])
+def test_help_is_no_mistake(words, monkeypatch, capsys):
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert output.strip() and not errors
+    assert code == 0 or (code == 2 and words in ([], ["data"]))  # what parsers make of a missing command differs
+
+
+@pytest.mark.parametrize(
     ("toml", "message"), [("method = 3", "no method '3'"), ("[settings]\nc = []", "c is an empty list")]
 )
 def test_a_mistake_in_a_config_file_is_one_line(toml, message, tmp_path, monkeypatch, capsys):

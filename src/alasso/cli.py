@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 import alasso
+from alasso import usage
 from alasso.errors import AlassoError
 from alasso.report import commands as reporting
 from alasso.reproduce import commands as reproducing
@@ -295,16 +296,20 @@ def spread_values(words: Sequence[str]) -> list[str]:
 
     >>> spread_values(["run", "x", "--seed", "0", "1", "-q"])
     ['run', 'x', '--seed', '0', '--seed', '1', '-q']
+
+    A flag without any value stays as it is, for the parser to refuse.
+
+    >>> spread_values(["run", "x", "--seed"])
+    ['run', 'x', '--seed']
     """
     spread: list[str] = []
     flag = None
     for word in words:
         if word.startswith("-") and not word[1:2].isdigit():  # --seed -1 is a mistake of another kind
             flag = word if word in SEVERAL else None
-            if flag is None:
-                spread.append(word)
+            spread.append(word)
         elif flag is not None:
-            spread += [flag, word]
+            spread += [word] if spread[-1] == flag else [flag, word]
         else:
             spread.append(word)
     return spread
@@ -326,10 +331,16 @@ def common(
 def main() -> None:
     """Entry point: a mistake of the user's is one line and exit code 2."""
     try:
-        app(spread_values(sys.argv[1:]), prog_name="alasso")
+        sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
     except AlassoError as error:
         print(f"alasso: {error}", file=sys.stderr)
         sys.exit(2)
+    except usage.ParserError as error:
+        if not usage.is_help(error):
+            print(f"alasso: {usage.in_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:  # what older versions of the parser make of Ctrl-C
+        sys.exit(STOPPED)
     except BrokenPipeError:  # `alasso … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
