@@ -518,6 +518,109 @@ def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, cap
     assert in_process([*words, "--restart"], monkeypatch, capsys)[0] == 0
 
 
+@pytest.fixture
+def begun(tmp_path):
+    """A folder with a real checkpoint of a run that was broken off, and the words that go on with it."""
+    break_off(small("si", c=0.5), tmp_path)
+    return tmp_path, [
+        "run",
+        "permuted-digits",
+        "--method",
+        "si",
+        "--set",
+        "c=0.5",
+        *SMALL_FLAGS,
+        "--out",
+        tmp_path,
+        "--resume",
+    ]
+
+
+def break_off(config, out):
+    with pytest.raises(KeyboardInterrupt):
+        train.run(config, out=out, device="cpu", checkpoint_every=0.0, observer=BrokenOff())
+    assert (out / f"{config.name}.checkpoint").exists()
+
+
+class BrokenOff(train.Quiet):
+    def task_done(self, t, accuracy, seconds_left):
+        if t == 1:
+            raise KeyboardInterrupt
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def changed(words, flag, value):
+    words = list(words)
+    words[words.index(flag) + 1] = value
+    return words
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--epochs", 3), "si one was begun there with epochs=2, not 3: give its settings to go on with it"),
+        (("--tasks", 4), "si one was begun there with tasks=3, not 4: give its settings"),
+        (("--set", "c=0.7"), "si one was begun there with c=0.5, not 0.7: give its settings"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_and_loses_nothing(begun, change, said, monkeypatch, capsys):
+    folder, words = begun
+    before = files_in(folder)
+    code, output, errors = in_process(changed(words, *change), monkeypatch, capsys)
+    assert code == 2 and said in errors and "leave out --resume to start anew" in errors
+    assert errors.startswith("alasso: ") and len(errors.splitlines()) == 1 and not output
+    assert files_in(folder) == before
+    code, output, _ = in_process(words, monkeypatch, capsys)  # as advised
+    assert code == 0 and "task 3/3" in output and "task 1/3" not in output and not list(folder.glob("*.checkpoint"))
+
+
+def test_resuming_several_settings_none_of_which_was_begun_is_refused_in_one_line(begun, monkeypatch, capsys):
+    words = changed(begun[1], "--set", "c=0.1,0.2")
+    code, _, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert "for any of these 4 runs; of si one was begun there with c=0.5, not 0.1: give its settings" in errors
+
+
+def test_what_starts_anew_beside_what_is_resumed_is_said_and_run(begun, monkeypatch, capsys):
+    folder, words = begun
+    other = small("si", c=0.5, epochs=1)
+    break_off(other, folder)
+    code, output, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
+    assert code == 0, errors
+    first = output.splitlines()[0]
+    assert (
+        first.startswith("si, seed 1 has nothing to resume in")
+        and "begun there with epochs=1, not 2; seed=0, not 1" in first
+    )
+    assert (folder / f"{other.name}.checkpoint").exists()
+
+
+def test_resuming_is_quiet_where_nothing_is_amiss(begun, monkeypatch, capsys):
+    _, words = begun
+    code, output, _ = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)  # the second was not begun yet
+    assert code == 0 and "nothing to resume" not in output
+    words = changed(changed(words, "--method", "sgd"), "--set", "hidden=16")
+    code, output, _ = in_process(words, monkeypatch, capsys)
+    assert code == 0 and "nothing to resume" not in output
+
+
+def test_another_seed_of_settings_that_were_run_here_starts_and_says_so(begun, monkeypatch, capsys):
+    """As the jobs of a cluster do, which are all started with --resume."""
+    _, words = begun
+    code, output, errors = in_process([*words, "--seed", 1], monkeypatch, capsys)
+    assert code == 0, errors
+    assert "si, seed 1 has nothing to resume in" in output and "begun there with seed=0, not 1" in output
+
+
+def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
+    (tmp_path / "permuted-digits_sgd_0123456789_s0.checkpoint").write_bytes(b"begun")
+    words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path, "--resume")
+    assert in_process(words, monkeypatch, capsys)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

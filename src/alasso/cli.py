@@ -76,7 +76,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
-    from alasso.bench import results, runs
+    from alasso.bench import results, resuming, runs
 
     fields = {
         "tasks": tasks,
@@ -102,6 +102,8 @@ def run(
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
+    if resume and not restart and (notice := resuming.check(configs, out)) and not quiet:
+        Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
 
 
@@ -254,7 +256,8 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
     try:
         found = runs.carry_out(configs, options, console, lambda config: against)
     except runs.Stopped as stopped:
-        command = shlex.join(["alasso", *(word for word in sys.argv[1:] if word != "--restart"), "--resume"])
+        words = [word for word in sys.argv[1:] if word not in ("--restart", "--resume")]
+        command = shlex.join(["alasso", *words, "--resume"])
         console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
         raise typer.Exit(STOPPED) from None
     console.print(runs.table(found, console.width))
