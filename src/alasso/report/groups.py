@@ -250,6 +250,20 @@ class Section:
     def is_sweep(self) -> bool:
         return is_sweep(self.groups)
 
+    def family(self, group: Group) -> list[Group]:
+        """All of a method, or of a variant of it, that differ in settings alone: the main one first, then in order."""
+        return self._families[(group.method, group.variant)]
+
+    @cached_property
+    def _families(self) -> dict[tuple[str, str | None], list[Group]]:
+        found: dict[tuple[str, str | None], list[Group]] = {}
+        for group in self.groups:
+            found.setdefault((group.method, group.variant), []).append(group)
+        for family in found.values():
+            main = min(family, key=_standing)
+            family.sort(key=lambda group: group is not main)
+        return found
+
     @cached_property
     def labels(self) -> dict[str, str]:
         """Config hash → method and what tells the group apart from the method's others here: ``ALASSO a=3``."""
