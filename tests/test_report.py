@@ -326,6 +326,27 @@ def test_numbers_of_tasks_and_benchmarks_are_sections_of_their_own():
     ]
 
 
+def headings(*found):
+    return re.findall(r"<h2[^>]*>([^<]*)</h2>", page.build(Collected(list(found), [])))
+
+
+def test_the_page_opens_with_the_section_of_most_runs_and_keeps_benchmarks_together():
+    few = [made_up(tasks=3), made_up(tasks=5), made_up(benchmark="permuted-mnist", tasks=2)]
+    many = [made_up(benchmark="permuted-mnist", tasks=4, seed=seed) for seed in range(3)]
+    other = [made_up(benchmark="permuted-fashion-mnist", tasks=2)]
+    assert headings(*other, *few, *many) == [
+        "permuted-mnist, 4 tasks",
+        "permuted-mnist, 2 tasks",
+        "permuted-digits, 3 tasks",
+        "permuted-digits, 5 tasks",
+        "permuted-fashion-mnist, 2 tasks",
+    ]
+
+
+def test_of_as_many_runs_the_benchmarks_own_number_of_tasks_opens_the_page():
+    assert headings(made_up(tasks=4), made_up(tasks=10), made_up(tasks=12))[0] == "permuted-digits, 10 tasks"
+
+
 def test_intransigence_is_filled_in_from_a_single_task_run():
     (section,) = sections([made_up("si", fading=0.1), made_up("single-task", fading=0.0)])
     assert section.standard["si"].mean("I") == pytest.approx(0.0)

@@ -228,6 +228,15 @@ class Section:
         where = f" of {plain(self.path)}" if self.path else ""
         return f"{self.benchmark}{where}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
 
+    @property
+    def runs(self) -> int:
+        return sum(len(group.results) for group in self.groups)
+
+    @property
+    def has_usual_tasks(self) -> bool:
+        """Whether it has as many tasks as the benchmark has unless told otherwise."""
+        return self.benchmark in BENCHMARKS and self.tasks == BENCHMARKS[self.benchmark].preset["tasks"]
+
     @cached_property
     def standard(self) -> dict[str, Group]:
         """The group that stands for each method."""
@@ -351,6 +360,17 @@ def sections(results: Iterable[Result]) -> list[Section]:
         by_place, key=lambda p: (order.index(p[0]) if p[0] in order else len(order), p[0], p[1], p[2] or "")
     )
     return [Section(*place, groups=tuple(in_order(by_place[place]))) for place in places]
+
+
+def telling_first(found: Sequence[Section]) -> list[Section]:
+    """To be read from the top: the section with the most runs, then the others of its benchmark, then all others.
+
+    Of two with as many runs the one with the benchmark's own number of tasks opens.
+    """
+    if not found:
+        return []
+    first = min(found, key=lambda section: (-section.runs, not section.has_usual_tasks))  # min keeps to the order
+    return sorted(found, key=lambda section: (section is not first, section.benchmark != first.benchmark))
 
 
 def in_order(found: Sequence[Group]) -> list[Group]:
