@@ -659,6 +659,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
     ("words", "message"),
     [
         (["run", "permuted-digits", "--epoch", "3"], "no such option: --epoch; did you mean --epochs? See alasso run"),
+        (["run", "permuted-digits", "--sed", "3"], "no such option: --sed; did you mean --seed? See alasso run --help"),
         (["run", "permuted-digits", "--tasks", "abc"], "invalid value for '--tasks': "),
         (["run", "permuted-digits", "--tasks"], "option '--tasks' requires an argument"),
         (["run", "permuted-digits", "--method"], "option '--method' requires an argument"),

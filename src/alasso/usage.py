@@ -20,10 +20,10 @@ def is_help(error: Any) -> bool:
 
 def in_one_line(error: Any) -> str:
     """What is wrong, what was probably meant, and where to read more."""
-    close = sorted(getattr(error, "possibilities", None) or [])
+    close = list(getattr(error, "possibilities", None) or [])  # the nearest first
     said = reworded(str(error.message if close else error.format_message()))
     if close:
-        said += f"; did you mean {' or '.join(close)}?"
+        said += f"; did you mean {close[0]}?"
     context = getattr(error, "ctx", None)
     if context is None:
         return said
