@@ -228,6 +228,15 @@ class Section:
         where = f" of {plain(self.path)}" if self.path else ""
         return f"{self.benchmark}{where}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
 
+    @property
+    def runs(self) -> int:
+        return sum(len(group.results) for group in self.groups)
+
+    @property
+    def has_usual_tasks(self) -> bool:
+        """Whether it has as many tasks as the benchmark has unless told otherwise."""
+        return self.benchmark in BENCHMARKS and self.tasks == BENCHMARKS[self.benchmark].preset["tasks"]
+
     @cached_property
     def standard(self) -> dict[str, Group]:
         """The group that stands for each method."""
@@ -249,6 +258,20 @@ class Section:
     @property
     def is_sweep(self) -> bool:
         return is_sweep(self.groups)
+
+    def family(self, group: Group) -> list[Group]:
+        """All of a method, or of a variant of it, that differ in settings alone: the main one first, then in order."""
+        return self._families[(group.method, group.variant)]
+
+    @cached_property
+    def _families(self) -> dict[tuple[str, str | None], list[Group]]:
+        found: dict[tuple[str, str | None], list[Group]] = {}
+        for group in self.groups:
+            found.setdefault((group.method, group.variant), []).append(group)
+        for family in found.values():
+            main = min(family, key=_standing)
+            family.sort(key=lambda group: group is not main)
+        return found
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -337,6 +360,17 @@ def sections(results: Iterable[Result]) -> list[Section]:
         by_place, key=lambda p: (order.index(p[0]) if p[0] in order else len(order), p[0], p[1], p[2] or "")
     )
     return [Section(*place, groups=tuple(in_order(by_place[place]))) for place in places]
+
+
+def telling_first(found: Sequence[Section]) -> list[Section]:
+    """To be read from the top: the section with the most runs, then the others of its benchmark, then all others.
+
+    Of two with as many runs the one with the benchmark's own number of tasks opens.
+    """
+    if not found:
+        return []
+    first = min(found, key=lambda section: (-section.runs, not section.has_usual_tasks))  # min keeps to the order
+    return sorted(found, key=lambda section: (section is not first, section.benchmark != first.benchmark))
 
 
 def in_order(found: Sequence[Group]) -> list[Group]:

@@ -209,9 +209,12 @@ def note_part(out: Path, title: str, device: str, finished: Iterable[RunConfig],
 
 def device_name(device: str) -> str:
     """As result files name it."""
+    from alasso.bench.results import cpu_name
+
+    if device == "cpu":
+        return cpu_name()  # without the seconds that torch takes to be imported
     import torch
 
-    from alasso.bench.results import cpu_name
     from alasso.bench.train import torch_device
 
     place = torch_device(device)
