@@ -297,6 +297,17 @@ def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
     assert (shown[0], shown[-1]) == (1.0, pytest.approx(6.9))
 
 
+def test_a_sweep_among_methods_leaves_none_of_them_out_and_says_how_much_it_shows():
+    from alasso.report import figures
+
+    methods = ("sgd", "si", "ewc", "mas", "single-task")
+    found = [*map(made_up, methods), *(made_up(a=1.0 + 0.1 * step) for step in range(20))]
+    (section,) = sections(found)
+    assert {group.method for group in section.headline} == {*methods, "alasso"} and len(section.headline) == 12
+    shown = figures.mean_accuracy(found).axes[0]
+    assert any("12 of 25 settings" in text.get_text() for text in [*shown.texts, *shown.figure.texts])
+
+
 def test_in_a_sweep_the_benchmarks_own_settings_come_first():
     sweep = [made_up(benchmark="permuted-mnist", a=a) for a in (1.0, 1.8, 3.0)]
     assert labels_of(*sweep) == ["ALASSO a=1.8", "ALASSO a=1", "ALASSO a=3"]

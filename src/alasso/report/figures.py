@@ -204,8 +204,14 @@ def _over_tasks(section: Section, groups: Sequence[Group], of: Curve, title: str
         draw_lines(axes, group_lines(section, groups, of, section.figure_label))
         task_ticks(axes, section.tasks)
         axes.set(xlabel="number of tasks learned", ylabel=ylabel)
-        titled(axes, f"{title}: {section.title}", seeds_note(groups))
+        titled(axes, f"{title}: {section.title}", seeds_note(groups) + _left_out(section, groups))
     return figure
+
+
+def _left_out(section: Section, groups: Sequence[Group]) -> str:
+    """Of a sweep, a figure may show a part only, and says so; that it has each method once needs no saying."""
+    hidden = len(section.groups) - len(groups)
+    return f"; {len(groups)} of {len(section.groups)} settings" if section.is_sweep and hidden else ""
 
 
 def _task_lines(group: Group, chosen: Sequence[int]) -> list[Line]:

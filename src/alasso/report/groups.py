@@ -245,15 +245,18 @@ class Section:
 
     @cached_property
     def headline(self) -> list[Group]:
-        """What the main figures show at first: all of a few or of a sweep, else each method once and the ablations."""
+        """What the main figures show at first: all of a few; else each method once and the ablations, and of a sweep as
+        many more as can be told apart.
+        """
         if len(self.groups) <= FEW:
             return list(self.groups)
-        if self.is_sweep:
-            return spread_out(self.groups, MOST_LINES)
         ablations = [group for group in self.groups if group.variant in ("asymmetric only", "accurate only")]
         best = {group.variant: group for group in sorted(ablations, key=_standing, reverse=True)}
-        standing = [*self.standard.values(), *best.values()]
-        return [group for group in self.groups if any(group is other for other in standing)]
+        chosen = among(self.groups, [*self.standard.values(), *best.values()])
+        if self.is_sweep:
+            further = [group for group in self.groups if not among([group], chosen)]
+            chosen += spread_out(further, max(2, MOST_LINES - len(chosen)))
+        return among(self.groups, chosen)
 
     @property
     def is_sweep(self) -> bool:
@@ -303,6 +306,11 @@ def is_sweep(groups: Sequence[Group]) -> bool:
 
 FEW = 6  # groups that a figure shows without a choice
 MOST_LINES = 12  # lines of a sweep that can still be told apart
+
+
+def among(groups: Iterable[Group], chosen: Sequence[Group]) -> list[Group]:
+    """Those that are chosen, in the order in which they come."""
+    return [group for group in groups if any(group is other for other in chosen)]
 
 
 def spread_out(groups: Sequence[Group], most: int) -> list[Group]:
