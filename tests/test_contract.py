@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import ALASSO, EWC, IMM
+from alasso import ALASSO, EWC, IMM, AlassoError
+from alasso.methods.alasso import asymmetric_factors
+from alasso.methods.ewc import EWCSurrogate
 from alasso.methods.surrogate import Surrogate, add_to_path_
 from alasso.regularizers import METHODS
 from alasso.shell import Regularizer
@@ -120,6 +122,30 @@ def test_the_gradient_is_the_derivative_of_the_penalty(make):
             (expected,) = torch.autograd.grad(surrogate.penalty(place, state), place)
             actual = surrogate.penalty_grad(place.detach(), state)
             torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("settings", [{}, {"c": 0.3, "a": 2.5, "epsilon": 0.1}], ids=["as it is", "others"])
+def test_the_spring_in_few_bytes_is_the_spring(make, settings):
+    surrogate = surrogate_of(make)
+    known = {field.name for field in dataclasses.fields(surrogate)}
+    surrogate = dataclasses.replace(surrogate, **{name: x for name, x in settings.items() if name in known})
+    states = [surrogate.init(random(3, 4))] + [through_tasks(surrogate, (3, 4), count)[0] for count in (1, 3)]
+    states.append(surrogate.warm_start(random(3, 4), random(3, 4, seed=1).abs()))
+    for state in states:
+        packed = asymmetric_factors(*surrogate.observed_spring(state), *surrogate.overestimate())
+        for got, expected in zip(packed, surrogate.stiffness(state), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+
+
+def test_a_method_that_tells_the_sides_apart_has_to_say_how():
+    class Lopsided(EWCSurrogate):
+        def stiffness(self, s):
+            return s.omega, 2 * s.omega
+
+    surrogate = Lopsided()
+    with pytest.raises(AlassoError, match="tells the sides apart"):
+        surrogate.observed_spring(surrogate.init(random(3)))
 
 
 @every_method

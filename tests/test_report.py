@@ -20,6 +20,7 @@ from alasso.errors import AlassoError
 from alasso.report import commands, groups, live, page
 from alasso.report.groups import sections
 from alasso.report.load import Collected, collect
+from alasso.report.names import LOOKS
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 pytest.importorskip("bokeh", reason="the report extra is not installed")
@@ -224,11 +225,87 @@ def test_a_sweep_is_shown_whole_at_first_and_in_colours_of_its_own():
     assert re.findall(r'data-group="\w+" aria-pressed="(\w+)"', html) == ["true"] * 7
 
 
+def lightness(colour):
+    return sum(share * int(colour[at : at + 2], 16) / 255 for share, at in ((0.299, 1), (0.587, 3), (0.114, 5)))
+
+
+def several_settings():
+    """Further settings of one method, and of a named variant of it, beside other methods."""
+    results = [made_up(a=a) for a in (0.8, 1.8, 2.0, 3.0, 4.0, 5.0)] + [made_up(adam_eps=1e-7)]
+    results += [made_up(a=1.0, epsilon=0.0, c=c) for c in (0.5, 1.0)]
+    return [*results, *map(made_up, ("si", "ewc", "single-task"))]
+
+
+def test_further_settings_of_a_method_have_looks_of_their_own_and_the_main_one_is_strongest():
+    from alasso.report.drawing import group_look, pen
+
+    (section,) = sections(several_settings())
+    looks = {section.label(group): group_look(section, group) for group in section.groups}
+    own = [look for label, look in looks.items() if label.startswith("ALASSO") and "accurate" not in label]
+    accurate = [look for label, look in looks.items() if "accurate" in label]
+    assert (len(own), len(accurate)) == (7, 2)
+    for family in (own, accurate):
+        (main,) = [look for look in family if not look.further]
+        further = [look for look in family if look.further]
+        for colours in ([look.light for look in family], [look.dark for look in family]):
+            assert len(set(colours)) == len(family)
+        assert len({look.dashes for look in family}) == len(family)  # told apart in grey, too
+        assert len({look.hatch for look in family}) == len(family)
+        assert all(abs(lightness(look.light) - lightness(main.light)) > 0.03 for look in further)
+        assert all(pen(look)["linewidth"] < pen(main)["linewidth"] for look in further)
+    main = next(look for look in own if not look.further)
+    assert main == LOOKS["alasso"]
+    assert group_look(section, section.standard["alasso"]) == main and looks["SI"] == LOOKS["si"]
+
+
+def test_each_name_in_a_figure_stands_behind_a_piece_of_its_line():
+    from alasso.report import figures
+
+    figure = figures.mean_accuracy(several_settings())
+    lines = figure.axes[0].lines
+    drawn = [line for line in lines if line.get_label() != "_sample"]
+    samples = [line for line in lines if line.get_label() == "_sample"]
+    named = [text.get_text() for text in figure.axes[0].texts][: len(drawn)]
+    assert len(samples) == len(drawn) > 6 and named == [line.get_label() for line in drawn]
+    for line, sample in zip(drawn, samples, strict=True):
+        assert sample.get_color() == line.get_color() and sample.get_linewidth() == line.get_linewidth()
+        assert sample._unscaled_dash_pattern == line._unscaled_dash_pattern
+    assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == len(drawn)
+
+
+def test_further_settings_are_told_apart_on_the_page():
+    html = page.build(Collected(several_settings(), []))
+    swatches = re.findall(r'class="key".*?<svg[^>]*style="([^"]*)"[^>]*><line[^>]*stroke-dasharray="([^"]*)"', html)
+    assert len(swatches) == len(set(swatches)) == 12
+    assert len({dashes for style, dashes in swatches if "--width:2" in style}) >= 6
+
+
+def test_the_legend_of_bars_is_within_the_figure():
+    from alasso.report import figures
+
+    figure = figures.task_bars(several_settings())
+    figure.canvas.draw()
+    box, (legend,) = figure.bbox, figure.legends
+    frame = legend.get_window_extent()
+    assert box.x0 <= frame.x0 and frame.x1 <= box.x1 and box.y0 <= frame.y0
+
+
 def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
     (section,) = sections([made_up(a=1.0 + 0.1 * step) for step in range(60)])
     shown = [group.config.settings["a"] for group in section.headline]
     assert len(shown) == 12 and shown == sorted(shown)
     assert (shown[0], shown[-1]) == (1.0, pytest.approx(6.9))
+
+
+def test_a_sweep_among_methods_leaves_none_of_them_out_and_says_how_much_it_shows():
+    from alasso.report import figures
+
+    methods = ("sgd", "si", "ewc", "mas", "single-task")
+    found = [*map(made_up, methods), *(made_up(a=1.0 + 0.1 * step) for step in range(20))]
+    (section,) = sections(found)
+    assert {group.method for group in section.headline} == {*methods, "alasso"} and len(section.headline) == 12
+    shown = figures.mean_accuracy(found).axes[0]
+    assert any("12 of 25 settings" in text.get_text() for text in [*shown.texts, *shown.figure.texts])
 
 
 def test_in_a_sweep_the_benchmarks_own_settings_come_first():
@@ -258,6 +335,27 @@ def test_numbers_of_tasks_and_benchmarks_are_sections_of_their_own():
         "permuted-digits, 6 tasks",
         "permuted-mnist, 6 tasks",
     ]
+
+
+def headings(*found):
+    return re.findall(r"<h2[^>]*>([^<]*)</h2>", page.build(Collected(list(found), [])))
+
+
+def test_the_page_opens_with_the_section_of_most_runs_and_keeps_benchmarks_together():
+    few = [made_up(tasks=3), made_up(tasks=5), made_up(benchmark="permuted-mnist", tasks=2)]
+    many = [made_up(benchmark="permuted-mnist", tasks=4, seed=seed) for seed in range(3)]
+    other = [made_up(benchmark="permuted-fashion-mnist", tasks=2)]
+    assert headings(*other, *few, *many) == [
+        "permuted-mnist, 4 tasks",
+        "permuted-mnist, 2 tasks",
+        "permuted-digits, 3 tasks",
+        "permuted-digits, 5 tasks",
+        "permuted-fashion-mnist, 2 tasks",
+    ]
+
+
+def test_of_as_many_runs_the_benchmarks_own_number_of_tasks_opens_the_page():
+    assert headings(made_up(tasks=4), made_up(tasks=10), made_up(tasks=12))[0] == "permuted-digits, 10 tasks"
 
 
 def test_intransigence_is_filled_in_from_a_single_task_run():
@@ -347,7 +445,7 @@ def test_the_main_figure_shows_the_mean_over_seeds():
     from alasso.report.figures import mean_accuracy
 
     figure = mean_accuracy([made_up("si", 0), made_up("si", 1)])
-    (line,) = figure.axes[0].lines
+    (line,) = [line for line in figure.axes[0].lines if line.get_label() != "_sample"]
     curves = [metrics.accuracy_curve(made_up("si", seed).accuracy) for seed in (0, 1)]
     assert np.allclose(line.get_ydata(), np.mean(curves, axis=0))
 
@@ -406,6 +504,13 @@ LOG = """seconds,task,epoch,loss,penalty,learned,mean_accuracy
 0.6,1,,,,0.95,0.95
 0.9,2,1,0.7,0.2,,
 1.1,2,2,0.6"""
+
+
+def test_running_logs_of_one_method_are_told_apart():
+    from alasso.report.live import Progress, told_apart
+
+    found = told_apart([Progress(f"SI, seed {seed}", LOOKS["si"], "si") for seed in range(4)])
+    assert len({(one.look.light, one.look.dashes) for one in found}) == 4 and found[0].look == LOOKS["si"]
 
 
 def test_logs_are_read_as_far_as_they_are_written_and_repeats_replaced(tmp_path):

@@ -767,6 +767,21 @@ def test_judging_needs_neither_torch_nor_the_charts(tmp_path):
     assert not {"torch", "bokeh"} & set(done.stdout.partition("loaded ")[2].split())
 
 
+def test_a_plan_for_a_cpu_whose_speed_is_known_needs_no_torch(folder, tmp_path):
+    config = read_experiments(folder)["small"].config("si")
+    (tmp_path / "out").mkdir()
+    timing.note_part(tmp_path / "out", "permuted-digits, 3 tasks", results.cpu_name(), [config], 4.0)
+    words = ["reproduce", "--plan", "--device", "cpu", "--study", str(folder), "--out", "out", "--only", "small"]
+    script = (
+        f"import sys, alasso.cli as cli; sys.argv = ['alasso', *{words!r}]\n"
+        "try: cli.main()\nexcept SystemExit as end: print('code', end.code)\n"
+        "print('loaded', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "code 0" in done.stdout and "carried out on this device before" in done.stdout, done.stderr
+    assert "torch" not in done.stdout.partition("loaded ")[2].split()
+
+
 def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeypatch):
     from alasso.bench import train
 
@@ -785,6 +800,17 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
     stopwatch(RunConfig.for_benchmark("permuted-digits", "vcl"))
     stopwatch(RunConfig.for_benchmark("permuted-digits", "si"))
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]
+
+
+def test_steps_that_come_several_at_once_are_counted_each(monkeypatch):
+    """Warm with the 18th, the first to come at or after the 16th; then five steps in ten seconds, and enough."""
+    clock = iter([0.0, 10.0, 10.0])
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    meter = timing.Meter(timing.Watching(16, 2, 0.5), lambda: None)
+    with pytest.raises(timing.Enough):
+        for done in (1, 2, 3, 8, 13, 18, 23):
+            meter.step_done(0, 0, done)
+    assert meter.seconds == 2.0
 
 
 def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):

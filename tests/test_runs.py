@@ -438,6 +438,24 @@ def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[1].name}.json"]
 
 
+def test_a_restart_never_goes_on_from_before(tmp_path):
+    """Not even where a run of the same stack diverges, and each is gone on with by itself."""
+    configs = runs.combinations(
+        "permuted-digits", ["alasso"], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e30, 1e-3]}
+    )
+    kept = configs[1]
+    undisturbed = train.run(kept, device="cpu")
+    writer, position = checkpoint.Writer(), checkpoint.Position(1, accuracy=[[0.12345]], ahead=[0.1], untrained=[0, 0])
+    stream = make_stream(kept, None, torch.device("cpu"))
+    state = train.make_learner(kept, stream, None, torch.device("cpu")).state_dict()
+    path = results.checkpoint_path(kept, tmp_path)
+    writer.save(path, kept, position, state, torch.device("cpu"), stream.editions)
+    writer.finish()
+    with pytest.raises(DivergedError):
+        runs.carry_out(configs, runs.Options(tmp_path, device="cpu", quiet=True, restart=True, lanes=2), Console())
+    assert results.read(tmp_path / f"{kept.name}.json").accuracy == undisturbed.accuracy
+
+
 class Heard(train.Quiet):
     """Keeps what it is told of epochs and tasks."""
 
@@ -518,6 +536,108 @@ def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, cap
     assert in_process([*words, "--restart"], monkeypatch, capsys)[0] == 0
 
 
+@pytest.fixture
+def begun(tmp_path):
+    """A folder with a real checkpoint of a run that was broken off, and the words that go on with it."""
+    break_off(small("si", c=0.5), tmp_path)
+    return tmp_path, [
+        "run",
+        "permuted-digits",
+        "--method",
+        "si",
+        "--set",
+        "c=0.5",
+        *SMALL_FLAGS,
+        "--out",
+        tmp_path,
+        "--resume",
+    ]
+
+
+def break_off(config, out):
+    """Stopped as Ctrl-C stops it, in the second task; nothing is being written any more."""
+    device = torch.device("cpu")
+    saved = out / f"{config.name}.checkpoint"
+    lane = train.begun(config, make_stream(config, None, device), None, device, None, saved, train.Quiet())
+    steps_of_a_task = config.epochs * -(-1437 // config.batch_size)
+    with pytest.raises(train.Stopped, match="task 2"):
+        loop.Trainer([lane], 1e9, StopAt(steps_of_a_task + 3)).train()
+    assert [path.name for path in out.glob(f"*{config.name}*")] == [saved.name]
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def changed(words, flag, value):
+    words = list(words)
+    words[words.index(flag) + 1] = value
+    return words
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--epochs", 3), "si one was begun there with epochs=2, not 3: give its settings to go on with it"),
+        (("--tasks", 4), "si one was begun there with tasks=3, not 4: give its settings"),
+        (("--set", "c=0.7"), "si one was begun there with c=0.5, not 0.7: give its settings"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_and_loses_nothing(begun, change, said, monkeypatch, capsys):
+    folder, words = begun
+    before = files_in(folder)
+    code, output, errors = in_process(changed(words, *change), monkeypatch, capsys)
+    assert code == 2 and said in errors and "leave out --resume to start anew" in errors
+    assert errors.startswith("alasso: ") and len(errors.splitlines()) == 1 and not output
+    assert files_in(folder) == before
+    code, output, _ = in_process(words, monkeypatch, capsys)  # as advised
+    assert code == 0 and "task 3/3" in output and "task 1/3" not in output and not list(folder.glob("*.checkpoint"))
+
+
+def test_resuming_several_settings_none_of_which_was_begun_is_refused_in_one_line(begun, monkeypatch, capsys):
+    words = changed(begun[1], "--set", "c=0.1,0.2")
+    code, _, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert "for any of these 4 runs; of si one was begun there with c=0.5, not 0.1: give its settings" in errors
+
+
+def test_what_starts_anew_beside_what_is_resumed_is_said_and_run(begun, monkeypatch, capsys):
+    folder, words = begun
+    other = small("si", c=0.5, epochs=1)
+    break_off(other, folder)
+    code, output, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
+    assert code == 0, errors
+    first = output.splitlines()[0]
+    assert (
+        first.startswith("si, seed 1 has nothing to resume in")
+        and "begun there with epochs=1, not 2; seed=0, not 1" in first
+    )
+    assert (folder / f"{other.name}.checkpoint").exists()
+
+
+def test_resuming_is_quiet_where_nothing_is_amiss(begun, monkeypatch, capsys):
+    _, words = begun
+    code, output, _ = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)  # the second was not begun yet
+    assert code == 0 and "nothing to resume" not in output
+    words = changed(changed(words, "--method", "sgd"), "--set", "hidden=16")
+    code, output, _ = in_process(words, monkeypatch, capsys)
+    assert code == 0 and "nothing to resume" not in output
+
+
+def test_another_seed_of_settings_that_were_run_here_starts_and_says_so(begun, monkeypatch, capsys):
+    """As the jobs of a cluster do, which are all started with --resume."""
+    _, words = begun
+    code, output, errors = in_process([*words, "--seed", 1], monkeypatch, capsys)
+    assert code == 0, errors
+    assert "si, seed 1 has nothing to resume in" in output and "begun there with seed=0, not 1" in output
+
+
+def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
+    (tmp_path / "permuted-digits_sgd_0123456789_s0.checkpoint").write_bytes(b"begun")
+    words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path, "--resume")
+    assert in_process(words, monkeypatch, capsys)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -550,6 +670,47 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
     assert code == 2
     assert message in errors and errors.startswith("alasso: ") and len(errors.splitlines()) == 1 and not output
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "permuted-digits", "--epoch", "3"], "no such option: --epoch; did you mean --epochs? See alasso run"),
+        (["run", "permuted-digits", "--sed", "3"], "no such option: --sed; did you mean --seed? See alasso run --help"),
+        (["run", "permuted-digits", "--tasks", "abc"], "invalid value for '--tasks': "),
+        (["run", "permuted-digits", "--tasks"], "option '--tasks' requires an argument"),
+        (["run", "permuted-digits", "--method"], "option '--method' requires an argument"),
+        (["run", "permuted-digits", "--seed", "-q"], "invalid value for '--seed': "),
+        (["run", "permuted-digits", "x", "y"], "got unexpected extra argument"),
+        (["run"], "missing argument 'benchmark'; see alasso run --help"),
+        (["rn"], "no such command 'rn'"),
+        (["search", "permuted-digits"], "missing option '--file'; see alasso search --help"),
+        (["demo", "--seed", "one"], "invalid value for '--seed': "),
+        (["data", "chek"], "no such command 'chek'"),
+        (["data", "check", "--data-dri", "x"], "did you mean --data-dir?"),
+        (["report"], "missing argument 'results"),
+        (["report", "x", "--port", "99999"], "invalid value for '--port': "),
+        (["compare"], "missing argument 'results"),
+        (["probe", "x", "--weights", "0"], "invalid value for '--weights': "),
+        (["reproduce", "--seeds", "0"], "invalid value for '--seeds': "),
+        (["reproduce", "--only"], "option '--only' requires an argument"),
+        (["list", "everything"], "got unexpected extra argument"),
+        (["--wrong\nline"], "no such option: --wrong"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_too(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and not output
+    # Older parsers write arguments in capitals.
+    assert message.lower() in errors.lower() and errors.startswith("alasso: ") and len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "-h"], ["data", "--help"], ["--version"], [], ["data"]])
+def test_help_is_no_mistake(words, monkeypatch, capsys):
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert output.strip() and not errors
+    assert code == 0 or (code == 2 and words in ([], ["data"]))  # what parsers make of a missing command differs
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_checkpoint_from_before_waypoints_still_loads_and_the_shorter_run_goes
     undisturbed = carried_out([short, long], tmp_path / "undisturbed")
     stopped_beyond_the_waypoint([short, long], tmp_path, monkeypatch)
     file_of(short, tmp_path).unlink()
-    saved = train.checkpoint_path(long, tmp_path)
+    saved = results.checkpoint_path(long, tmp_path)
     content = torch.load(saved, weights_only=True)
     del content["position"]["seconds_at"]
     torch.save(content, saved)
@@ -221,7 +221,7 @@ def test_a_checkpoint_from_before_waypoints_still_loads_and_the_shorter_run_goes
 
 def test_a_checkpoint_of_the_shorter_run_goes_when_its_result_is_written(tmp_path):
     short, long = pair("sgd")
-    train.checkpoint_path(short, tmp_path).write_bytes(b"begun")
+    results.checkpoint_path(short, tmp_path).write_bytes(b"begun")
     carried_out([short, long], tmp_path, resume=True)
     assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 import alasso
+from alasso import usage
 from alasso.errors import AlassoError
 from alasso.report import commands as reporting
 from alasso.reproduce import commands as reproducing
@@ -75,7 +76,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
-    from alasso.bench import results, runs
+    from alasso.bench import results, resuming, runs
 
     fields = {
         "tasks": tasks,
@@ -101,6 +102,8 @@ def run(
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
+    if resume and not restart and (notice := resuming.check(configs, out)) and not quiet:
+        Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
 
 
@@ -253,7 +256,8 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
     try:
         found = runs.carry_out(configs, options, console, lambda config: against)
     except runs.Stopped as stopped:
-        command = shlex.join(["alasso", *(word for word in sys.argv[1:] if word != "--restart"), "--resume"])
+        words = [word for word in sys.argv[1:] if word not in ("--restart", "--resume")]
+        command = shlex.join(["alasso", *words, "--resume"])
         console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
         raise typer.Exit(STOPPED) from None
     console.print(runs.table(found, console.width))
@@ -295,16 +299,20 @@ def spread_values(words: Sequence[str]) -> list[str]:
 
     >>> spread_values(["run", "x", "--seed", "0", "1", "-q"])
     ['run', 'x', '--seed', '0', '--seed', '1', '-q']
+
+    A flag without any value stays as it is, for the parser to refuse.
+
+    >>> spread_values(["run", "x", "--seed"])
+    ['run', 'x', '--seed']
     """
     spread: list[str] = []
     flag = None
     for word in words:
         if word.startswith("-") and not word[1:2].isdigit():  # --seed -1 is a mistake of another kind
             flag = word if word in SEVERAL else None
-            if flag is None:
-                spread.append(word)
+            spread.append(word)
         elif flag is not None:
-            spread += [flag, word]
+            spread += [word] if spread[-1] == flag else [flag, word]
         else:
             spread.append(word)
     return spread
@@ -326,10 +334,16 @@ def common(
 def main() -> None:
     """Entry point: a mistake of the user's is one line and exit code 2."""
     try:
-        app(spread_values(sys.argv[1:]), prog_name="alasso")
+        sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
     except AlassoError as error:
         print(f"alasso: {error}", file=sys.stderr)
         sys.exit(2)
+    except usage.ParserError as error:
+        if not usage.is_help(error):
+            print(f"alasso: {usage.in_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:  # what older versions of the parser make of Ctrl-C
+        sys.exit(STOPPED)
     except BrokenPipeError:  # `alasso … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -162,6 +162,15 @@ def load(
     return Position(**content["position"]), content["learner"]
 
 
+def config_in(path: Path) -> RunConfig | None:
+    """Whose checkpoint it is, without reading its weights; None where the file is none of this version."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return RunConfig.from_json(content["config"]) if content["version"] == VERSION else None
+    except Exception:  # as in :func:`load`
+        return None
+
+
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":

@@ -46,7 +46,7 @@ STACKABLE = (
 VARIATIONAL = ("vcl", "vcl-coreset")
 #: Fields of a config that lanes of one stack may differ in.
 FREE_FIELDS = ("seed", "method", "settings", "learning_rate", "adam_eps", "reset_optimizer", "permute_first")
-BYTES_A_WEIGHT = 64  # 8 float32 tensors in the step, Ω, side, and what comes and goes when a lane consolidates
+BYTES_A_WEIGHT = 64  # 7 float32 tensors and the side in the step, Ω, and what comes and goes when a lane consolidates
 MOST_LANES = 16  # more gain nothing on the GPUs it was measured on
 
 
@@ -124,7 +124,8 @@ def that_fit(learner: Learner) -> int:
     activations = torch.cuda.max_memory_allocated(device) - before
     weights = sum(p.numel() for p in learner.model.parameters())
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - before
-    return max(1, int(0.8 * free / (BYTES_A_WEIGHT * weights + 2 * activations)))
+    # Forward and backward, and each once more in the recording of a single step beside that of several.
+    return max(1, int(0.8 * free / (BYTES_A_WEIGHT * weights + 4 * activations)))
 
 
 # -- steps in the training loop ---------------------------------------------------------------------------------

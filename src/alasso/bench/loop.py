@@ -138,9 +138,9 @@ class Trainer:
                 self.end_task(lane, t)
             for lane, seconds in zip(self.lanes, self.seconds_of_lanes(), strict=True):
                 lane.position.seconds_at[t + 1] = seconds
-            self.write_waypoints(self.lanes)
             if t + 1 < tasks:
                 self.save()
+            self.write_waypoints(self.lanes)  # last: what cannot be written must not cost the task
         self.writer.wait()  # a last checkpoint that the disk refused is of no use any more
         self.note_position()
 

@@ -43,6 +43,11 @@ class Result:
         return {"schema": SCHEMA, **asdict(self), "config": self.config.to_json()}
 
 
+def checkpoint_path(config: RunConfig, folder: Path) -> Path:
+    """Beside the result to be, while the run goes on."""
+    return folder / f"{config.name}.checkpoint"
+
+
 def write(result: Result, folder: Path) -> Path:
     path = folder / f"{result.name}.json"
     text = json.dumps(result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)

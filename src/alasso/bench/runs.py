@@ -90,6 +90,9 @@ def carry_out(
                 said = f"{label(config, varying)}: already done, {paths[config.name].name} (run again with --restart)"
                 console.print(said, style="dim")
     left = [config for config in configs if config.name not in done]
+    if options.restart:  # else a run that has to be gone on with after all would go on from before
+        for config in left:
+            results.checkpoint_path(config, options.out).unlink(missing_ok=True)
     waypoints = {name: [Waypoint(c, reference(c)) for c in shorter] for name, shorter in on_the_way(left).items()}
     passed_through = {waypoint.config.name for of_one in waypoints.values() for waypoint in of_one}
     trained = [config for config in left if config.name not in passed_through]
@@ -115,18 +118,22 @@ def carry_out(
                     waiting.extendleft([config] for config in reversed(group))
                     options = replace(options, resume=True)
                     continue
-                (options.out / f"{group[0].name}.checkpoint").unlink(missing_ok=True)  # it leads nowhere
-                lost.append(f"{label(group[0], varying)}: {error}")
-                found = []
+                results.checkpoint_path(group[0], options.out).unlink(missing_ok=True)  # it leads nowhere
+                lost += [f"{label(config, varying)}: {error}" for config in (group[0], *not_reached(passed))]
+                passed, found = [[w for w in of_one if w.result] for of_one in passed], []
             done |= {result.name: result for result in found}
             done |= {w.config.name: w.result for of_one in passed for w in of_one if w.result}
-            # Those that could not be written, as from an old checkpoint that does not hold the time, run by themselves.
-            missed = [w.config for of_one in passed for w in of_one if not w.result]
+            # What an old checkpoint lies beyond, which does not hold the time, is run by itself.
+            missed = not_reached(passed)
             waiting.extend(stacks(missed, options) if missed else ())
     if lost:
         others = "; the other runs are finished" if len(done) else ""
         raise DivergedError(" | ".join(lost) + others)
     return [done[config.name] for config in configs]
+
+
+def not_reached(waypoints: Iterable[Iterable[Waypoint]]) -> list[RunConfig]:
+    return [waypoint.config for of_one in waypoints for waypoint in of_one if not waypoint.result]
 
 
 def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:

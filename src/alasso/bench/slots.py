@@ -31,7 +31,7 @@ class SpringSlot(NamedTuple):
     v: Tensor
     anchor: Tensor
     stiffness: Tensor  # where training was observed
-    side: Tensor  # which side that is, in a byte; 0: neither
+    side: Tensor  # which side that is, in a byte, as in ALASSO's state
     path: Tensor
 
 

@@ -32,8 +32,6 @@ from alasso.bench.slots import (
 )
 from alasso.bench.variational import Variational
 from alasso.methods import vcl
-from alasso.methods.alasso import AlassoSurrogate
-from alasso.methods.surrogate import Surrogate
 from alasso.moves import bias_corrections
 
 SMALL = 1 << 16  # weights; tensors below are moved aside, while the large ones are
@@ -70,7 +68,7 @@ class Stack:
         dtype = next(learners[0].model.parameters()).dtype
         self.rate = torch.tensor(rates, device=self.device, dtype=dtype)
         epsilons = [[learner.config.adam_eps] for learner in learners]
-        self.epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
+        self.adam_epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
         self.tilt = Tilt(torch.ones_like(self.rate), torch.zeros_like(self.rate))
         self.half_share = torch.zeros_like(self.rate)  # 1 / 2N, where weights are Gaussians
         self.numbers: dict[type[Slot], tuple[Tensor, ...]] = {
@@ -90,9 +88,9 @@ class Stack:
             if isinstance(layer, vcl.BayesLayer):
                 layer.given_variances = True
         config, built_as = learners[0].config, learners[0].built_as
-        how = (len(learners), config.precision == "bf16", config.loss_clip)
+        bf16, clip = config.precision == "bf16", config.loss_clip
         samples = config.settings["train_samples"] if isinstance(learners[0], Variational) else 1
-        self.gradients = LaneGradients(network, built_as, *how, self.device, samples)
+        self.gradients = LaneGradients(network, built_as, len(learners), bf16, clip, self.device, samples)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
@@ -109,7 +107,7 @@ class Stack:
                 if isinstance(learner, Regularized) and isinstance(row, SpringSlot):
                     self._adopt_spring(learner, name, parameter, row)
             if isinstance(learner, Regularized):
-                self.tilt.a[lane], self.tilt.epsilon[lane] = tilt_of(learner.regularizer.surrogate)
+                self.tilt.a[lane], self.tilt.epsilon[lane] = learner.regularizer.surrogate.overestimate()
             if isinstance(learner, Variational):
                 self._adopt_priors(learner, lane)
 
@@ -128,7 +126,7 @@ class Stack:
     def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: SpringSlot) -> None:
         regularizer = learner.regularizer
         state = regularizer.state_of(name, parameter)
-        stiffness, side = spring_of(regularizer.surrogate, state)
+        stiffness, side = regularizer.surrogate.observed_spring(state)
         # What has no past has no penalty, whatever a method's settings say.
         row.stiffness.copy_(stiffness) if regularizer.tasks else row.stiffness.zero_()
         row.side.copy_(side)
@@ -179,8 +177,8 @@ class Stack:
         slot = self.slots[name]
         if self.alone:
             gradient = gradient[None]
-        numbers = (*pace, self.epsilon, *self.numbers[type(slot)])
-        kernel(*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta), *numbers)
+        rows = [*(in_rows(tensor) for tensor in slot), in_rows(gradient, slot.theta)]
+        kernel(*rows, *pace, self.adam_epsilon, *self.numbers[type(slot)])
 
     @contextmanager
     def aside(self, *needed: Tensor, on: int = 0) -> Iterator[None]:
@@ -230,16 +228,3 @@ def kinds_of_slots(learner: Learner) -> dict[str, type[Slot]]:
     for posterior in vcl.named_posteriors(learner.model):
         kinds |= {posterior.mean: MeanSlot, posterior.logvar: LogvarSlot}
     return kinds
-
-
-def tilt_of(surrogate: Surrogate[Any]) -> tuple[float | Tensor, float | Tensor]:
-    """a and cε, which overestimate the stiffness cΩ of Eq. 5; symmetric springs are overestimated by nothing."""
-    return (surrogate.a, surrogate.c * surrogate.epsilon) if isinstance(surrogate, AlassoSurrogate) else (1.0, 0.0)
-
-
-def spring_of(surrogate: Surrogate[Any], state: Any) -> tuple[Tensor, Tensor]:
-    """Stiffness on the side that was observed, and which side that is. Only ALASSO tells the sides apart."""
-    if isinstance(surrogate, AlassoSurrogate):
-        return surrogate.c * state.omega, state.side
-    stiffness, _ = surrogate.stiffness(state)
-    return stiffness, torch.zeros_like(stiffness, dtype=torch.int8)

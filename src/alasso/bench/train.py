@@ -86,16 +86,17 @@ def run_together(
     set_precision(configs[0].precision)
     lanes = []
     for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
-        saved = checkpoint_path(config, out) if out else None
+        saved = results.checkpoint_path(config, out) if out else None
         observer = observers[i] if observers else Quiet()
         lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
         lanes[-1].waypoints = waypoints[i] if waypoints else ()
 
     def write_waypoints(of: Sequence[Lane]) -> None:
-        for lane in of:
-            for waypoint in lane.reached():
-                waypoint.result = lane.result_of(waypoint, results.environment(str(place)))
-                write(waypoint.result, out)
+        reached = [(lane, waypoint) for lane in of for waypoint in lane.reached()]
+        environment = results.environment(str(place)) if reached else {}
+        for lane, waypoint in reached:
+            waypoint.result = lane.result_of(waypoint, environment)
+            write(waypoint.result, out)
 
     reference_of = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
     if place.type == "cuda":
@@ -123,11 +124,7 @@ def write(result: Result, out: Path | None) -> None:
     """The result's file, if there is to be one, in place of the run's checkpoint."""
     if out:
         results.write(result, out)
-        checkpoint_path(result.config, out).unlink(missing_ok=True)
-
-
-def checkpoint_path(config: RunConfig, out: Path) -> Path:
-    return out / f"{config.name}.checkpoint"
+        results.checkpoint_path(result.config, out).unlink(missing_ok=True)
 
 
 def begun(

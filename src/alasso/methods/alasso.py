@@ -100,6 +100,12 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a, self.epsilon)
         return self.c * k_minus, self.c * k_plus
 
+    def observed_spring(self, s: AlassoState) -> tuple[Tensor, Tensor]:
+        return self.c * s.omega, s.side
+
+    def overestimate(self) -> tuple[float | Tensor, float | Tensor]:
+        return self.a, self.c * self.epsilon
+
     def consolidate(self, s: AlassoState, theta: Tensor, importance: Tensor | None = None) -> AlassoState:
         moved = theta - s.anchor
         if self.omega_rule == "si":

@@ -56,6 +56,20 @@ class Surrogate(ABC, Generic[S]):
     def stiffness(self, s: S) -> tuple[Tensor, Tensor]:
         """(k⁻, k⁺): the factor of d² left and right of the anchor."""
 
+    def observed_spring(self, s: S) -> tuple[Tensor, Tensor]:
+        """The stiffness on the side that training saw, and which side that is (int8: −1 left, +1 right, 0 neither).
+
+        With :meth:`overestimate`, the same spring as :meth:`stiffness` in fewer bytes, as stacked runs keep it.
+        """
+        k_minus, k_plus = self.stiffness(s)
+        if k_minus is not k_plus:
+            raise AlassoError(f"{type(self).__name__} tells the sides apart; it needs an observed_spring of its own")
+        return k_plus, torch.zeros_like(k_plus, dtype=torch.int8)
+
+    def overestimate(self) -> tuple[float | Tensor, float | Tensor]:
+        """(a, ε): the stiffness on a side that training did not see is aK + ε, where it is K on the one it saw."""
+        return 1.0, 0.0
+
     @abstractmethod
     def consolidate(self, s: S, theta: Tensor, importance: Tensor | None = None) -> S:
         """State after a task that ended at θ."""

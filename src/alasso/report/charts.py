@@ -139,6 +139,8 @@ def bars(section: Section) -> Any:
         final = group.matrices.mean(axis=0)[-1, EVERY - 1 :: EVERY]
         source = column_source({"x": at, "task": tasks, "mean": final}, group)
         bar = plot.vbar("x", top="mean", width=width * 0.92, source=source, fill_color=look.light, line_color=None)
+        if look.hatch:
+            bar.glyph.update(hatch_pattern=look.hatch, hatch_color="white", hatch_alpha=0.6, hatch_scale=6)
         drawn.append(tag(bar, section, group, look, always=True))
     add_hover(plot, drawn, [("task", "@task"), ("final accuracy", "@mean{0.0000}")])
     return plot
@@ -186,6 +188,8 @@ def live_chart(ylabel: str, xlabel: str, series: Mapping[str, tuple[Look, Any, A
         style = {"line_color": look.light, "line_dash": dashes(look)}
         line = plot.line("x", "y", source=source, line_width=2, **style)
         dots = plot.scatter("x", "y", source=source, size=5, fill_color=look.light, line_color=look.light)
+        if look.further:
+            dots.glyph.fill_alpha = 0.0
         line.tags = dots.tags = [look.light, look.dark, label]
         dots.name = label
         points.append(dots)
@@ -241,12 +245,15 @@ def rounded(values: Array) -> list[float]:
 def line_and_points(
     plot: Any, section: Section, group: Group, look: Look, common: dict[str, Any], always: bool = False
 ) -> Any:
-    line = plot.line(**common, y="mean", line_color=look.light, line_width=2.2, line_dash=dashes(look))
+    width = 1.6 if look.further else 2.4
+    line = plot.line(**common, y="mean", line_color=look.light, line_width=width, line_dash=dashes(look))
     tag(line, section, group, look, always)
     size = 6 if section.tasks <= 40 else 3.5
     marker = MARKERS[look.marker]
     points = plot.scatter(**common, y="mean", size=size, marker=marker, fill_color=look.light, line_color=look.light)
     points.glyph.hit_dilation = 1.5
+    if look.further:
+        points.glyph.fill_alpha = 0.0  # hollow, on any background
     return tag(points, section, group, look, always)
 
 

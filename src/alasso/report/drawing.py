@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INK, FAINT = "#222222", "#D9D9D9"
 WIDTH, HEIGHT = 6.4, 4.0  # inches: a column and a half of a paper
+SAMPLE = (1.02, 1.075, 1.13)  # where the piece of a line before its name lies, in widths of the axes
 
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -92,14 +93,14 @@ class Line:
 
 
 def group_look(section: Section, group: Group) -> Look:
-    """The method's look; each further setting has a dash of its own, or, in a sweep of one method, a colour."""
-    others = [other for other in section.groups if other.method == group.method and not other.variant]
-    extra = next((number for number, other in enumerate(others) if other is group), 0)
-    look = look_of(group.method, group.variant, extra)
+    """The method's or variant's look; further settings have shades and dashes, or, in a sweep of one method, hues."""
+    family = section.family(group)
+    place = next((number for number, other in enumerate(family) if other is group), 0)
+    look = look_of(group.method, group.variant, place, len(family))
     if group.variant or not section.is_sweep or len(section.standard) > 1:
         return look
-    place = [other.config.hash for other in sorted(others, key=by_settings)].index(group.config.hash)
-    return on_ramp(place / max(1, len(others) - 1), look)
+    step = [other.config.hash for other in sorted(family, key=by_settings)].index(group.config.hash)
+    return on_ramp(step / max(1, len(family) - 1), look)
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
@@ -112,29 +113,44 @@ def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
         axes.plot(
             line.x,
             line.mean,
-            color=line.look.light,
-            marker=line.look.marker or None,
+            **pen(line.look),
             # Markers of different lines at different places: lines that coincide stay visible.
             markevery=(number % every, every),
-            dashes=line.look.dashes or (None, None),
             label=safe(line.label),
+            zorder=2.0 if line.look.further else 2.1,
         )
     label_ends(axes, lines)
 
 
+def pen(look: Look) -> dict[str, Any]:
+    """A look as matplotlib takes it: a method's own line strongest, further settings thinner with hollow markers."""
+    return {
+        "color": look.light,
+        "linewidth": STYLE["lines.linewidth"] * (0.75 if look.further else 1.0),
+        "dashes": look.dashes or (None, None),
+        "marker": look.marker or None,
+        "markerfacecolor": "white" if look.further else look.light,
+        "markeredgewidth": 1.0,
+    }
+
+
 def label_ends(axes: Axes, lines: Sequence[Line]) -> None:
-    """Names beside the last points, pushed apart so that none lies on another."""
+    """Names beside the last points, each behind a piece of its line, pushed apart so that none lies on another."""
     axes.margins(x=0.02)
     low, high = axes.get_ylim()
     height = axes.bbox.height * 72 / STYLE["figure.dpi"]  # points
     apart = (high - low) * 11.0 / height
     ends = np.array([line.mean[-1] for line in lines])
+    across = axes.get_yaxis_transform()  # from the axes' width and the data's height
     for line, y in zip(lines, pushed_apart(ends, apart), strict=True):
+        axes.plot(
+            SAMPLE, (y, y, y), transform=across, clip_on=False, **pen(line.look), markevery=(1, 2), label="_sample"
+        )
         axes.annotate(
             safe(line.label),
-            xy=(1.0, float(y)),
+            xy=(SAMPLE[-1], float(y)),
             xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
+            xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8.5,

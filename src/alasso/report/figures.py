@@ -10,6 +10,7 @@ import numpy as np
 from alasso.bench import metrics
 from alasso.bench.results import Result
 from alasso.report.drawing import (
+    WIDTH,
     Line,
     darkened,
     draw_lines,
@@ -105,27 +106,43 @@ def task_bars(results: Sequence[Result]) -> Figure | None:
     tasks = list(range(EVERY, section.tasks + 1, EVERY))
     if not shown or not tasks:
         return None
+    columns = legend_columns([section.figure_label(group) for group in shown])
     with style():
-        figure, (axes,) = new_figure(height=3.4)
+        figure, (axes,) = new_figure(height=3.2 + 0.17 * -(-len(shown) // columns))
         width = 0.82 / len(shown)
         for number, group in enumerate(shown):
             final = group.matrices[:, -1, :][:, [t - 1 for t in tasks]]
             deviation = final.std(axis=0, ddof=1) if len(final) > 1 else None
             at = np.arange(len(tasks)) + (number - (len(shown) - 1) / 2) * width
+            look = group_look(section, group)
             axes.bar(
                 at,
                 final.mean(axis=0),
                 width * 0.92,
                 yerr=deviation,
-                color=group_look(section, group).light,
+                color=look.light,
+                hatch=3 * look.hatch or None,
+                edgecolor="white",
+                linewidth=0,
                 error_kw={"lw": 0.8, "ecolor": "#444444"},
                 label=safe(section.figure_label(group)),
             )
         axes.set_xticks(range(len(tasks)), [str(t) for t in tasks])
         axes.set(xlabel="task", ylabel="final accuracy", ylim=(0, 1))
         titled(axes, f"Every {EVERY}th task after learning all: {section.title}", _bars_note(shown))
-        figure.legend(loc="outside lower center", ncols=min(len(shown), 4), frameon=False, fontsize=8.5)
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5, columnspacing=1.5)
     return figure
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """As many columns of a legend as the width of a figure takes.
+
+    >>> legend_columns(["ALASSO", "EWC", "SI", "single-task"]), legend_columns(["ALASSO unmoved=unobserved"] * 12)
+    (4, 2)
+    """
+    letter, handle = 5.6, 42.0  # points: a letter at the legend's size, and what stands before and between names
+    widest = max(len(safe(label)) for label in labels) * letter + handle
+    return max(1, min(len(labels), 4, int(72 * WIDTH // widest)))
 
 
 def bar_groups(section: Section) -> list[Group]:
@@ -187,8 +204,14 @@ def _over_tasks(section: Section, groups: Sequence[Group], of: Curve, title: str
         draw_lines(axes, group_lines(section, groups, of, section.figure_label))
         task_ticks(axes, section.tasks)
         axes.set(xlabel="number of tasks learned", ylabel=ylabel)
-        titled(axes, f"{title}: {section.title}", seeds_note(groups))
+        titled(axes, f"{title}: {section.title}", seeds_note(groups) + _left_out(section, groups))
     return figure
+
+
+def _left_out(section: Section, groups: Sequence[Group]) -> str:
+    """Of a sweep, a figure may show a part only, and says so; that it has each method once needs no saying."""
+    hidden = len(section.groups) - len(groups)
+    return f"; {len(groups)} of {len(section.groups)} settings" if section.is_sweep and hidden else ""
 
 
 def _task_lines(group: Group, chosen: Sequence[int]) -> list[Line]:

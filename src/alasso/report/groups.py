@@ -228,6 +228,15 @@ class Section:
         where = f" of {plain(self.path)}" if self.path else ""
         return f"{self.benchmark}{where}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
 
+    @property
+    def runs(self) -> int:
+        return sum(len(group.results) for group in self.groups)
+
+    @property
+    def has_usual_tasks(self) -> bool:
+        """Whether it has as many tasks as the benchmark has unless told otherwise."""
+        return self.benchmark in BENCHMARKS and self.tasks == BENCHMARKS[self.benchmark].preset["tasks"]
+
     @cached_property
     def standard(self) -> dict[str, Group]:
         """The group that stands for each method."""
@@ -236,19 +245,36 @@ class Section:
 
     @cached_property
     def headline(self) -> list[Group]:
-        """What the main figures show at first: all of a few or of a sweep, else each method once and the ablations."""
+        """What the main figures show at first: all of a few; else each method once and the ablations, and of a sweep as
+        many more as can be told apart.
+        """
         if len(self.groups) <= FEW:
             return list(self.groups)
-        if self.is_sweep:
-            return spread_out(self.groups, MOST_LINES)
         ablations = [group for group in self.groups if group.variant in ("asymmetric only", "accurate only")]
         best = {group.variant: group for group in sorted(ablations, key=_standing, reverse=True)}
-        standing = [*self.standard.values(), *best.values()]
-        return [group for group in self.groups if any(group is other for other in standing)]
+        chosen = among(self.groups, [*self.standard.values(), *best.values()])
+        if self.is_sweep:
+            further = [group for group in self.groups if not among([group], chosen)]
+            chosen += spread_out(further, max(2, MOST_LINES - len(chosen)))
+        return among(self.groups, chosen)
 
     @property
     def is_sweep(self) -> bool:
         return is_sweep(self.groups)
+
+    def family(self, group: Group) -> list[Group]:
+        """All of a method, or of a variant of it, that differ in settings alone: the main one first, then in order."""
+        return self._families[(group.method, group.variant)]
+
+    @cached_property
+    def _families(self) -> dict[tuple[str, str | None], list[Group]]:
+        found: dict[tuple[str, str | None], list[Group]] = {}
+        for group in self.groups:
+            found.setdefault((group.method, group.variant), []).append(group)
+        for family in found.values():
+            main = min(family, key=_standing)
+            family.sort(key=lambda group: group is not main)
+        return found
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -280,6 +306,11 @@ def is_sweep(groups: Sequence[Group]) -> bool:
 
 FEW = 6  # groups that a figure shows without a choice
 MOST_LINES = 12  # lines of a sweep that can still be told apart
+
+
+def among(groups: Iterable[Group], chosen: Sequence[Group]) -> list[Group]:
+    """Those that are chosen, in the order in which they come."""
+    return [group for group in groups if any(group is other for other in chosen)]
 
 
 def spread_out(groups: Sequence[Group], most: int) -> list[Group]:
@@ -337,6 +368,17 @@ def sections(results: Iterable[Result]) -> list[Section]:
         by_place, key=lambda p: (order.index(p[0]) if p[0] in order else len(order), p[0], p[1], p[2] or "")
     )
     return [Section(*place, groups=tuple(in_order(by_place[place]))) for place in places]
+
+
+def telling_first(found: Sequence[Section]) -> list[Section]:
+    """To be read from the top: the section with the most runs, then the others of its benchmark, then all others.
+
+    Of two with as many runs the one with the benchmark's own number of tasks opens.
+    """
+    if not found:
+        return []
+    first = min(found, key=lambda section: (-section.runs, not section.has_usual_tasks))  # min keeps to the order
+    return sorted(found, key=lambda section: (section is not first, section.benchmark != first.benchmark))
 
 
 def in_order(found: Sequence[Group]) -> list[Group]:

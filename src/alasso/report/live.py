@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Progress:
 
     label: str
     look: Look = field(repr=False)
+    method: str = ""
     tasks: list[float] = field(default_factory=list)
     learned: list[float] = field(default_factory=list)
     mean_accuracy: list[float] = field(default_factory=list)
@@ -36,7 +37,7 @@ class Progress:
     penalty: list[float] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "look"}
+        return {key: value for key, value in asdict(self).items() if key not in ("look", "method")}
 
     def series(self, key: str) -> tuple[Sequence[float], Sequence[float]]:
         """Abscissa and ordinate of a live chart."""
@@ -48,7 +49,22 @@ def running(folder: Path) -> list[Progress]:
     """Logs that have no result beside them yet, the latest ones, in the order of their names."""
     logs = [path for path in folder.rglob("*.csv") if path.is_file() and not path.with_suffix(".json").exists()]
     latest = sorted(logs, key=lambda path: path.stat().st_mtime)[-MOST:]
-    return [progress for path in sorted(latest) if (progress := read_log(path)) is not None]
+    found = [progress for path in sorted(latest) if (progress := read_log(path)) is not None]
+    return told_apart(found)
+
+
+def told_apart(found: Sequence[Progress]) -> list[Progress]:
+    """Several runs of one method each in a look of its own."""
+    methods = [progress.method for progress in found]
+    return [
+        replace(
+            progress,
+            look=look_of(
+                progress.method, None, methods[:number].count(progress.method), methods.count(progress.method)
+            ),
+        )
+        for number, progress in enumerate(found)
+    ]
 
 
 def read_log(path: Path) -> Progress | None:
@@ -90,7 +106,7 @@ def _numbers(row: Mapping[str, str | None]) -> dict[str, float] | None:
 
 def _progress(name: str, rows: Sequence[Mapping[str, float]]) -> Progress:
     method, label = _method_and_label(name)
-    progress = Progress(label, look_of(method))
+    progress = Progress(label, look_of(method), method)
     for row in rows:
         if "epoch" in row:
             progress.loss.append(row["loss"])

@@ -29,12 +29,17 @@ METHOD_ORDER = tuple(METHOD_NAMES)
 
 @dataclass(frozen=True)
 class Look:
-    """How a line is drawn: colour on light and on dark, matplotlib's marker, and the lengths of its dashes."""
+    """How a line is drawn: colour on light and on dark, matplotlib's marker, and the lengths of its dashes.
+
+    ``further``: for a method's further settings, hollow markers and a thinner line. ``hatch``: lines in its bars.
+    """
 
     light: str
     dark: str
     marker: str = ""
     dashes: tuple[float, ...] = ()
+    further: bool = False
+    hatch: str = ""
 
 
 _BLUE, _VERMILLION, _GREEN = ("#0072B2", "#4FB3EE"), ("#D55E00", "#F28A3C"), ("#009E73", "#2CC89B")
@@ -63,19 +68,61 @@ VARIANT_LOOKS: dict[str, Look] = {
     "accurate only": Look(*_VIOLET, "d", (5, 2)),
     "no decoupling": Look(*_NAVY, "X", (3, 2)),
 }
-#: Lines of further settings of one method: its colour, another dash for each.
-EXTRA_DASHES: tuple[tuple[float, ...], ...] = ((6, 2), (3, 2), (1.5, 1.5), (8, 2, 2, 2), (4, 2, 1, 2), (10, 3))
+#: Lines and bars of further settings of one method: its colour in another shade, and a dash and a hatch for each.
+FURTHER_DASHES: tuple[tuple[float, ...], ...] = (
+    (7, 2),
+    (2.5, 1.5),
+    (5, 1.5, 1, 1.5),
+    (1, 1.3),
+    (3, 1.3, 1, 1.3, 1, 1.3),
+    (12, 3),
+    (4.5, 3),
+)
+FURTHER_HATCHES = ("/", "\\", "x", ".", "-", "+", "|")
+DARKEST, LIGHTEST, APART = (
+    -0.56,
+    0.48,
+    0.2,
+)  # shares of black and of white in further shades; nearest to the method's own
 UNKNOWN_LOOK = Look(*_SOOT, "o")
 
 
-def look_of(method: str, variant: str | None = None, extra: int = 0) -> Look:
-    """``extra``: 0 for a method's standard line, 1, 2, … for its others."""
-    if variant in VARIANT_LOOKS:
-        return VARIANT_LOOKS[variant]
-    look = LOOKS.get(method, UNKNOWN_LOOK)
-    if not extra:
+def look_of(method: str, variant: str | None = None, place: int = 0, of: int = 1) -> Look:
+    """``place``: 0 for the main one of ``of`` lines of a method or of its variant, 1, 2, … for the others in order."""
+    look = VARIANT_LOOKS[variant] if variant in VARIANT_LOOKS else LOOKS.get(method, UNKNOWN_LOOK)
+    if not place:
         return look
-    return Look(look.light, look.dark, look.marker, EXTRA_DASHES[(extra - 1) % len(EXTRA_DASHES)])
+    share = further_shade(place, of)
+    return replace(
+        look,
+        light=shaded(look.light, share),
+        dark=shaded(look.dark, share if share > 0 else 0.6 * share),  # nothing goes under in a dark page
+        dashes=FURTHER_DASHES[(place - 1) % len(FURTHER_DASHES)],
+        further=True,
+        hatch=FURTHER_HATCHES[(place - 1) % len(FURTHER_HATCHES)],
+    )
+
+
+def further_shade(place: int, of: int) -> float:
+    """Share of black, below zero, or of white: from dark to light in order, none too near the method's own colour.
+
+    >>> [round(further_shade(place, 5), 2) for place in (1, 2, 3, 4)], further_shade(1, 2)
+    ([-0.56, -0.35, 0.27, 0.48], 0.48)
+    """
+    along = (place - 1) / (of - 2) if of > 2 else 1.0
+    share = DARKEST + along * (LIGHTEST - DARKEST - 2 * APART)
+    return share if share < -APART else share + 2 * APART
+
+
+def shaded(colour: str, share: float) -> str:
+    """Mixed with black or white; what is nearly so already, with the other one.
+
+    >>> shaded("#0072B2", -0.5), shaded("#0072B2", 0.5), shaded("#111111", -0.5)
+    ('#003959', '#80B8D8', '#888888')
+    """
+    lightness = sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) / (3 * 255)
+    to_white = lightness < 0.2 or (share > 0 and lightness < 0.9)
+    return _between(colour, "#FFFFFF" if to_white else "#000000", abs(share))
 
 
 #: Colours of a sweep, from its smallest setting to its largest, on light and on dark.

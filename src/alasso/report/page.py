@@ -10,7 +10,7 @@ import alasso
 from alasso.bench import metrics
 from alasso.bench.catalog import BENCHMARKS
 from alasso.report import charts, page_parts
-from alasso.report.groups import Group, Section, sections
+from alasso.report.groups import Group, Section, sections, telling_first
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
 from alasso.report.page_parts import json_script, numbers_table, summary, text
@@ -41,7 +41,7 @@ def build(found: Collected, live: Sequence[Progress] | None = None) -> str:
 
 def _build(found: Collected, live: Sequence[Progress] | None, most_cells: int) -> str:
     library, version = charts.library()
-    parts = sections(found.results)
+    parts = telling_first(sections(found.results))
     body = [header(found, parts)]
     if live is not None:
         body.append(live_section(live))

@@ -45,8 +45,9 @@ def legend(section: Section) -> str:
 def swatch(look: Look) -> str:
     dashes = " ".join(f"{dash:g}" for dash in look.dashes)
     return (
-        f'<svg width="24" height="8" aria-hidden="true" style="--on-light:{look.light};--on-dark:{look.dark}">'
-        f'<line x1="0" x2="24" y1="4" y2="4" stroke-dasharray="{dashes}"/></svg>'
+        f'<svg width="32" height="8" aria-hidden="true" '
+        f'style="--on-light:{look.light};--on-dark:{look.dark};--width:{2 if look.further else 3}">'
+        f'<line x1="0" x2="32" y1="4" y2="4" stroke-dasharray="{dashes}"/></svg>'
     )
 
 

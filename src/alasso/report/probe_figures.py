@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alasso.bench.atomic import write_whole
-from alasso.report.drawing import INK, Line, label_ends, new_figure, safe, style, titled
+from alasso.report.drawing import INK, Line, label_ends, new_figure, pen, safe, style, titled
 from alasso.report.figure_files import save
-from alasso.report.names import LOOKS
+from alasso.report.names import LOOKS, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,12 +90,18 @@ def surrogates(measured: Measured) -> Figure | None:
         )
         flat = np.zeros_like(offsets)
         lines = [
-            Line("true loss", offsets, change, flat, LOOKS["single-task"]),
-            Line("SI’s surrogate", offsets, np.array(measured.surrogates["SI"][chosen]), flat, LOOKS["si"]),
-            Line("ALASSO’s surrogate", offsets, np.array(measured.surrogates["ALASSO"][chosen]), flat, LOOKS["alasso"]),
+            Line("true loss", offsets, change, flat, plain_line("single-task")),
+            Line("SI’s surrogate", offsets, np.array(measured.surrogates["SI"][chosen]), flat, plain_line("si")),
+            Line(
+                "ALASSO’s surrogate",
+                offsets,
+                np.array(measured.surrogates["ALASSO"][chosen]),
+                flat,
+                plain_line("alasso", (4, 2)),
+            ),
         ]
-        for line, dashes in zip(lines, ((None, None), (None, None), (4, 2)), strict=True):
-            axes.plot(line.x, line.mean, color=line.look.light, dashes=dashes)
+        for line in lines:
+            axes.plot(line.x, line.mean, **pen(line.look))
         label_ends(axes, lines)
         axes.axvline(0, color="#999999", lw=0.8)
         axes.set_xlabel(safe(f"move of {measured.weights[chosen]} from where training left it"))
@@ -103,3 +109,8 @@ def surrogates(measured: Measured) -> Figure | None:
         note = f"the sample’s most important; training moved it by {-came_from:+.3g}, from the {where}: the dark strip"
         titled(axes, "One weight’s line", note)
     return figure
+
+
+def plain_line(method: str, dashes: tuple[float, ...] = ()) -> Look:
+    """The method's colour alone: these lines are curves, not points of tasks."""
+    return replace(LOOKS[method], marker="", dashes=dashes)

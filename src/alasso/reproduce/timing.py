@@ -209,9 +209,12 @@ def note_part(out: Path, title: str, device: str, finished: Iterable[RunConfig],
 
 def device_name(device: str) -> str:
     """As result files name it."""
+    from alasso.bench.results import cpu_name
+
+    if device == "cpu":
+        return cpu_name()  # without the seconds that torch takes to be imported
     import torch
 
-    from alasso.bench.results import cpu_name
     from alasso.bench.train import torch_device
 
     place = torch_device(device)
@@ -279,12 +282,13 @@ class Meter(Quiet):
 
     def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:
         self.watching, self.finish = watching, finish
-        self.began = self.seconds = 0.0
+        self.began: float | None = None
+        self.seconds, self.before = 0.0, 0
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
         if done < self.watching.warm_up:
             return
-        if not self.began:
+        if self.began is None:
             self.finish()
             self.began, self.before = time.monotonic(), done
         made = done - self.before  # steps may come several at once
