@@ -176,6 +176,33 @@ def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
     assert [lane.position.accuracy for lane in pieces] == [result.accuracy for result in undisturbed]
 
 
+def goes_on_alone_and_back(configs, folder):
+    """Stopped as a stack, then each lane for a while by itself, then as a stack again: as if undisturbed."""
+    streams = make_streams(configs, None, CPU)
+    files = [folder / f"{config.name}.checkpoint" for config in configs]
+    numbers = range(len(configs))
+
+    def saved(some):
+        return [train.begun(configs[i], streams[i], InDouble, CPU, files[i], files[i], train.Quiet()) for i in some]
+
+    for some, steps in ((numbers, 4), *(([i], 5) for i in numbers)):
+        with pytest.raises(train.Stopped):
+            loop.Trainer(saved(some), 1e9, StopAt(steps)).train()
+    together = saved(numbers)
+    loop.Trainer(together, 1e9, lambda: False).train()
+    for config, stream, lane in zip(configs, streams, together, strict=True):
+        undisturbed = lane_of(config, stream)
+        loop.Trainer([undisturbed], 1e9, lambda: False).train()
+        want = everything(undisturbed)
+        for name, value in everything(lane).items():
+            torch.testing.assert_close(value, want[name], rtol=1e-7, atol=1e-12, msg=f"{config.method}: {name}")
+
+
+def test_a_lane_of_a_stack_goes_on_alone_and_back(tmp_path):
+    """A stack keeps its weights in another memory layout than a run alone."""
+    goes_on_alone_and_back([small("alasso", tasks=2), small("si", tasks=2), small("sgd", tasks=2, seed=1)], tmp_path)
+
+
 def test_lanes_left_at_different_places_go_on_apart(tmp_path):
     configs = [small("alasso"), small("alasso", seed=1)]
     stream = make_stream(configs[0], None, CPU)

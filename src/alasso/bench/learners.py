@@ -159,6 +159,7 @@ class Learner:
         self.optimizer.load_state_dict(saved["optimizer"])
         for group, kept in zip(self.optimizer.param_groups, here, strict=True):
             group.update(kept)  # how steps are made depends on the device, which may be another than before
+        lay_out_like_weights(self.optimizer)
         if self.memory:
             self.memory.kept = [kept.cpu() for kept in saved["memory"]]
 
@@ -262,6 +263,17 @@ class Merged(Regularized):
     def put(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
+
+
+def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Bring moments into the memory layout of their weights, in place.
+
+    A stack has, and saves, both in the layout that its gradients come in; fused Adam goes by memory and looks at none.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
