@@ -70,10 +70,11 @@ def has_memory(config: RunConfig) -> bool:
 
 
 #: Variants with a name: predicate, what they are called, and the settings that make them so.
+DECOUPLED = frozenset({"a_prime", "c_prime", "epsilon_prime"})
 VARIANTS: tuple[tuple[Callable[[RunConfig], bool], str, frozenset[str]], ...] = (
     (is_asymmetric_only, "asymmetric only", frozenset({"omega_rule"})),
     (is_accurate_only, "accurate only", frozenset({"a", "epsilon"})),
-    (is_coupled, "no decoupling", frozenset({"a_prime", "c_prime", "epsilon_prime"})),
+    (is_coupled, "no decoupling", DECOUPLED),
 )
 
 

@@ -260,7 +260,8 @@ class Document:
             commit = str(env.get("commit") or "unknown")[:8]
             name = f"{timing.device_of(result)}, torch {env.get('torch')}, commit {commit}"
             counts[name] = counts.get(name, 0) + 1
-        return "; ".join(f"{name}: {count} results" for name, count in counts.items()) or MISSING
+        plural = {1: "result"}
+        return "; ".join(f"{name}: {n} {plural.get(n, 'results')}" for name, n in counts.items()) or MISSING
 
     def _all_results(self) -> list[Result]:
         return self.evidence.results_of(self.evidence.experiments)
