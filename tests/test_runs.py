@@ -594,6 +594,14 @@ def test_resuming_with_other_settings_is_refused_and_loses_nothing(begun, change
     assert code == 0 and "task 3/3" in output and "task 1/3" not in output and not list(folder.glob("*.checkpoint"))
 
 
+def test_resuming_and_restarting_at_once_is_refused_and_loses_nothing(begun, monkeypatch, capsys):
+    folder, words = begun
+    before = files_in(folder)
+    code, output, errors = in_process([*words, "--restart"], monkeypatch, capsys)
+    assert code == 2 and "give one of the two" in errors and len(errors.splitlines()) == 1 and not output
+    assert files_in(folder) == before
+
+
 def test_resuming_several_settings_none_of_which_was_begun_is_refused_in_one_line(begun, monkeypatch, capsys):
     words = changed(begun[1], "--set", "c=0.1,0.2")
     code, _, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
@@ -653,6 +661,14 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--seed", str(2**70)], "seed must be 0 or more, and below"),
         (["run", "permuted-digits", "--method", "vcl", "--set", "memory=10"], "vcl cannot rehearse a memory"),
         (["run", "split-cifar", "--method", "sgd-dropout"], "sgd-dropout adds dropout to the mlp"),
+        (["run", "permuted-digits", "--tasks", "3", "--set", "tasks=2,4"], "tasks is given by --tasks and by --set"),
+        (["run", "permuted-digits", "--permute-first", "--set", "permute_first=no"], "by --permute-first and by --set"),
+        (["run", "split-folder", "a", "--set", "path=b"], "path is given by PATH and by --set"),
+        (["run", "permuted-digits", "--seed", "0", "--set", "seed=1"], "seed is given by --seed and by --set"),
+        (["run", "permuted-digits", "--set", "seed=1,2"], "name the seeds by --seed"),
+        (["run", "permuted-digits", "--set", "a=1", "a=2"], "--set has a twice; several values go in one: a=1,2"),
+        (["run", "permuted-digits", "--checkpoint-every", "-1"], "a number of seconds above 0, not -1"),
+        (["run", "permuted-digits", "--checkpoint-every", "0"], "a number of seconds above 0, not 0"),
         (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
         (["run", "permuted-mnist", "--data-dir", "no-such-folder"], "alasso data fetch mnist"),

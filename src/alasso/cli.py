@@ -78,6 +78,8 @@ def run(
     """Train methods on a benchmark and measure what they forget."""
     from alasso.bench import results, resuming, runs
 
+    if resume and restart:
+        raise AlassoError("--resume goes on with what was begun, --restart throws it away: give one of the two")
     fields = {
         "tasks": tasks,
         "epochs": epochs,
@@ -95,14 +97,16 @@ def run(
         restart=restart,
         quiet=quiet,
         logs=checked_logs(log or []),
-        checkpoint_every=checkpoint_every,
+        checkpoint_every=checked_interval(checkpoint_every),
         lanes=checked_lanes(lanes),
     )
-    configs = asked_for(benchmark, config, method, seed, fields, parsed_settings(set_ or []))
+    settings = parsed_settings(set_ or [])
+    refuse_given_twice({**fields, "seed": seed}, settings)
+    configs = asked_for(benchmark, config, method, seed, fields, settings)
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
-    if resume and not restart and (notice := resuming.check(configs, out)) and not quiet:
+    if resume and (notice := resuming.check(configs, out)) and not quiet:
         Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
 
@@ -275,8 +279,24 @@ def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
             raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
+        if name in settings:
+            raise AlassoError(f"--set has {name} twice; several values go in one: {name}=1,2")
         settings[name] = values.split(",")
     return settings
+
+
+def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) -> None:
+    """One of two values would be dropped without a word."""
+    for name in settings:
+        if options.get(name) is not None:
+            option = "PATH" if name == "path" else f"--{name.replace('_', '-')}"
+            raise AlassoError(f"{name} is given by {option} and by --set: give it once")
+
+
+def checked_interval(seconds: float) -> float:
+    if not seconds > 0:
+        raise AlassoError(f"--checkpoint-every takes a number of seconds above 0, not {seconds:g}")
+    return seconds
 
 
 def checked_lanes(word: str) -> int | None:

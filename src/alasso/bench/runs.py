@@ -55,6 +55,8 @@ def combinations(
     for method in methods:
         known(method, METHODS, "method")
     somewhere = {name for m in methods if m in METHODS for name in METHODS[m].settings} | set(RunConfig.field_names())
+    if "seed" in settings:
+        raise AlassoError("seed is no setting to vary: name the seeds by --seed, or seed = [0, 1] in a file")
     for name in settings:
         if name not in somewhere or name in NOT_CHANGES:
             allowed = sorted(somewhere - set(NOT_CHANGES))

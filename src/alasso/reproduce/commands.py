@@ -59,6 +59,12 @@ def reproduce(
     """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
     from alasso.reproduce.study import Places, Study
 
+    if plan and judge:
+        raise AlassoError("--plan says what would be run, --judge judges what was: give one of the two")
+    if plan and (document or report):
+        raise AlassoError(f"--plan writes nothing: leave out {'--document' if document else '--report'}, or --plan")
+    if judge and seeds is not None:
+        raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
     places = Places.chosen(quick, out, document, report, of_paper=study is None)
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
     if plan:
