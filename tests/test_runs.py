@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -162,6 +164,69 @@ def test_mistakes_in_configs_name_the_field(changes, message):
     with pytest.raises(AlassoError) as caught:
         RunConfig.for_benchmark(**words)
     assert message in str(caught.value)
+
+
+SPLIT_ONES = "split-cifar, split-tiny-imagenet, split-folder"
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "change", "message"),
+    [
+        (
+            "permuted-digits",
+            {"classes_per_task": 2},
+            f"classes_per_task is for {SPLIT_ONES}; it changes nothing in per",
+        ),
+        ("permuted-mnist", {"image_size": 8}, f"image_size is for {SPLIT_ONES}; it changes nothing in permuted-mnist"),
+        ("split-cifar", {"path": "images"}, "path is for split-folder; it changes nothing in split-cifar"),
+        ("own-stream", {"image_size": 8}, "it changes nothing in own-stream"),
+        (
+            "split-cifar",
+            {"permute_first": "yes"},
+            "permute_first is for permuted-digits, permuted-mnist, permuted-fashion-mnist; it changes nothing in split",
+        ),
+        ("split-cifar", {"hidden": 100}, "hidden is for model=mlp; it changes nothing in cifar-cnn"),
+    ],
+)
+def test_a_field_without_effect_is_refused_but_read_back(benchmark, change, message):
+    with pytest.raises(AlassoError) as caught:
+        RunConfig.for_benchmark(benchmark, "si", **change)
+    assert message in str(caught.value)
+    raw = {**RunConfig.for_benchmark(benchmark, "si").to_json(), **change}
+    assert RunConfig.from_json(raw).hash  # a result from before this was refused
+
+
+def test_a_field_at_rest_is_taken_everywhere():
+    assert RunConfig.for_benchmark("split-cifar", "si", permute_first=False, path=None).hash
+    assert RunConfig.for_benchmark("split-cifar", "si", model="mlp", hidden=50, image_size=16).hidden == 50
+
+
+def test_the_fields_that_a_benchmark_takes_change_its_stream(monkeypatch):
+    """The catalog's declaration against what the streams are made of."""
+    from alasso.bench import data
+
+    def images(name, data_dir=None):
+        few = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}.get(name, 10)
+        pixels = np.zeros((2 * few, *((3, 8, 8) if few > 10 or name == "cifar10" else (8, 8))), dtype=np.uint8)
+        labels = np.arange(2 * few) % few
+        names = tuple(map(str, range(few)))
+        return data.ImageSet(name, "toy", pixels, labels, pixels, labels, names)
+
+    asked = []
+    monkeypatch.setattr(data, "load", images)
+    monkeypatch.setattr(data, "load_folder", lambda *of: asked.append(of) or images("folder"))
+    tried = {"permute_first": True, "image_size": 6, "classes_per_task": 4, "path": "other"}
+    for name in BENCHMARKS:
+        plain = RunConfig.for_benchmark(name, "si", tasks=2, path="images" if name == "split-folder" else None)
+        for field, value in tried.items():
+            asked.clear()
+            streams = [make_stream(c, None, torch.device("cpu")) for c in (plain, replace(plain, **{field: value}))]
+            before, after = (
+                (s.input_shape, s.classes, [t.train.pixels is None or t.train.pixels.tolist() for t in s.tasks])
+                for s in streams
+            )
+            used = before != after or len(set(asked)) > 1
+            assert used == (field in BENCHMARKS[name].takes), (name, field)
 
 
 def test_toml(tmp_path):
@@ -669,6 +734,7 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--set", "a=1", "a=2"], "--set has a twice; several values go in one: a=1,2"),
         (["run", "permuted-digits", "--checkpoint-every", "-1"], "a number of seconds above 0, not -1"),
         (["run", "permuted-digits", "--checkpoint-every", "0"], "a number of seconds above 0, not 0"),
+        (["run", "permuted-digits", "../imgs"], "path is for split-folder; it changes nothing in permuted-digits"),
         (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
         (["run", "permuted-mnist", "--data-dir", "no-such-folder"], "alasso data fetch mnist"),
