@@ -26,6 +26,7 @@ from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import CsvLog
 from alasso.bench.streams import Stream
+from alasso.bench.waypoints import on_the_way
 from alasso.errors import DivergedError
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
 
@@ -586,10 +587,28 @@ def test_a_sweep_over_tasks_trains_the_longest_alone(tmp_path, monkeypatch, caps
     words = ("run", "permuted-digits", "--method", "si", "--epochs", 1, "--set", "hidden=8", "tasks=2,4,3")
     code, output, errors = in_process([*words, "--device", "cpu", "--out", tmp_path], monkeypatch, capsys)
     assert code == 0, errors
-    assert "2 shorter runs on the way of longer ones" in output and "3 result files in" in output
+    assert "2 shorter runs are written when longer ones come past them" in output and "3 result files in" in output
+    assert "permuted-digits, 1 epoch " in output and "1 epochs" not in output  # tasks differ, and have a column
     assert "task 4/4" in output and "task 2/2" not in output and "task 3/3" not in output
     found = [results.read(path) for path in tmp_path.glob("*.json")]
     assert sorted((r.config.tasks, len(r.accuracy)) for r in found) == [(2, 2), (3, 3), (4, 4)]
+
+
+def test_a_single_shorter_run_is_named():
+    short, long = small("si", tasks=2), small("si", tasks=4)
+    said = runs.shorter_runs(on_the_way([long, short]), [long, short])
+    assert said == "si tasks=2, seed 0 is written when tasks=4 comes past it"
+
+
+def test_a_damaged_result_is_named_with_a_remedy(tmp_path, monkeypatch, capsys):
+    path = tmp_path / f"{small('sgd').name}.json"
+    path.write_text("{")
+    words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and f"{path} is not a whole JSON file; delete it, or run it again with --restart" in errors
+    code, output, errors = in_process([*words, "--restart"], monkeypatch, capsys)
+    assert code == 0 and "1 result file in" in output, errors
+    assert results.read(path).accuracy
 
 
 def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, capsys):
@@ -692,8 +711,16 @@ def test_resuming_is_quiet_where_nothing_is_amiss(begun, monkeypatch, capsys):
     _, words = begun
     code, output, _ = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)  # the second was not begun yet
     assert code == 0 and "nothing to resume" not in output
-    words = changed(changed(words, "--method", "sgd"), "--set", "hidden=16")
-    code, output, _ = in_process(words, monkeypatch, capsys)
+
+
+def test_resuming_a_method_that_was_never_run_starts_and_says_so(begun, monkeypatch, capsys):
+    folder, words = begun
+    words = [word for word in changed(words, "--method", "sgd") if word not in ("--set", "c=0.5", "hidden=16")]
+    words += ["--set", "hidden=16"]
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    assert output.splitlines()[0] == f"nothing to resume in {folder}; starting"
+    code, output, _ = in_process(words, monkeypatch, capsys)  # now it is finished
     assert code == 0 and "nothing to resume" not in output
 
 

@@ -17,6 +17,7 @@ from alasso import usage
 from alasso.errors import AlassoError
 from alasso.report import commands as reporting
 from alasso.reproduce import commands as reproducing
+from alasso.wording import count_of
 
 app = typer.Typer(
     help="Continual learning by asymmetric loss approximation: run, compare, reproduce.",
@@ -163,8 +164,8 @@ def list_() -> None:
         benchmarks.add_column(column, no_wrap=column == "name")  # names have to be typed
     for name, benchmark in BENCHMARKS.items():
         p = benchmark.preset
-        count = "all classes" if p["tasks"] is None else f"{p['tasks']} tasks"
-        run = f"{count} × {p['epochs']} epochs, batches of {p['batch_size']}, {p['model']}"
+        count = "all classes" if p["tasks"] is None else count_of(p["tasks"], "task")
+        run = f"{count} × {count_of(p['epochs'], 'epoch')}, batches of {p['batch_size']}, {p['model']}"
         benchmarks.add_row(name, benchmark.title, run)
     methods = Table(title="Methods", title_justify="left")
     for column in ("name", "what it is", "settings and defaults"):
@@ -265,7 +266,7 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
         console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
         raise typer.Exit(STOPPED) from None
     console.print(runs.table(found, console.width))
-    console.print(f"{len(found)} result files in {options.out}", highlight=False, soft_wrap=True)
+    console.print(f"{count_of(len(found), 'result file')} in {options.out}", highlight=False, soft_wrap=True)
 
 
 def listed(value: Any) -> list[Any]:
