@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
 from alasso.bench import atomic, catalog, checkpoint, loop, losses, results, runs, train
-from alasso.bench.benchmarks import make_stream
+from alasso.bench.benchmarks import left_over, make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
@@ -928,10 +928,28 @@ def test_own_images_through_split_folder(tmp_path, monkeypatch, capsys):
             noisy = tuple(min(255, max(0, c + rng.randint(-20, 20))) for c in colour)
             Image.new("RGB", (20 + i, 24), noisy).save(tmp_path / "images" / name / f"{i}.png")
     words = ["run", "split-folder", tmp_path / "images", "--epochs", 2, "--image-size", 16]
-    code, _, errors = in_process([*words, "--out", tmp_path / "out", "--device", "cpu"], monkeypatch, capsys)
+    code, output, errors = in_process([*words, "--out", tmp_path / "out", "--device", "cpu"], monkeypatch, capsys)
     assert code == 0, errors
+    assert output.splitlines()[0] == "1 of 5 classes left over, at 2 a task: added to the tasks there are"
     (file,) = (tmp_path / "out").glob("*.json")
     assert len(results.read(file).accuracy) == 2  # five classes: a task of three and one of two
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"classes_per_task": 4}, "2 of 6 classes left over, at 4 a task: added to the tasks there are"),
+        ({"classes_per_task": 4, "tasks": 1}, "2 of 6 classes left over, at 4 a task: not used in 1 task"),
+        ({"classes_per_task": 3}, None),
+        ({"classes_per_task": 3, "tasks": 3}, None),  # too many: refused when the tasks are laid out
+    ],
+)
+def test_left_over_classes_of_own_images_are_said_before_they_are_read(changes, said, tmp_path):
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            (tmp_path / name / f"{i}.png").touch()  # no picture, only a name
+    assert left_over(RunConfig.for_benchmark("split-folder", "si", path=str(tmp_path), **changes)) == said
 
 
 def test_two_tensor_datasets_from_python():

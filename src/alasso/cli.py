@@ -107,8 +107,14 @@ def run(
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
-    if resume and (notice := resuming.check(configs, out)) and not quiet:
-        Console().print(notice, highlight=False, soft_wrap=True, markup=False)
+    notices = [resuming.check(configs, out)] if resume else []
+    if benchmark == "split-folder":
+        from alasso.bench.benchmarks import left_over  # torch
+
+        notices += dict.fromkeys(left_over(each) for each in configs)
+    for notice in notices:
+        if notice and not quiet:
+            Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
 
 

@@ -32,9 +32,7 @@ def load_folder(path: str | Path, size: int) -> ImageSet:
     """
     root = Path(path).expanduser()
     require_size(size)
-    if not root.is_dir():
-        raise AlassoError(f"there is no folder {root}")
-    train, test = _published_split(root) or _seeded_split(root)
+    train, test = _split(root)
     train_images, train_labels = _read(train, size)
     test_images, test_labels = _read(test, size)
     return ImageSet(
@@ -46,6 +44,17 @@ def load_folder(path: str | Path, size: int) -> ImageSet:
         test_labels=test_labels,
         classes=tuple(train),
     )
+
+
+def folder_classes(path: str | Path) -> tuple[str, ...]:
+    """The classes that :func:`load_folder` finds; no picture is opened."""
+    return tuple(_split(Path(path).expanduser())[0])
+
+
+def _split(root: Path) -> tuple[_ClassPaths, _ClassPaths]:
+    if not root.is_dir():
+        raise AlassoError(f"there is no folder {root}")
+    return _published_split(root) or _seeded_split(root)
 
 
 def _published_split(root: Path) -> tuple[_ClassPaths, _ClassPaths] | None:
