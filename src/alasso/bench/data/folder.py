@@ -16,6 +16,7 @@ from alasso.bench.data.images import (
     to_rgb,
 )
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 _TEST_SHARE = 0.2
 _SPLIT_SEED = 0
@@ -106,7 +107,9 @@ def _class_paths(root: Path) -> _ClassPaths:
 
 def _require_pictures(folder: Path, paths: list[Path], at_least: int) -> None:
     if len(paths) < at_least:
-        raise AlassoError(f"the class folder {folder} has {len(paths)} pictures; it needs at least {at_least}")
+        raise AlassoError(
+            f"the class folder {folder} has {count_of(len(paths), 'picture')}; it needs at least {at_least}"
+        )
 
 
 def _read(classes: _ClassPaths, size: int) -> tuple[Pixels, Labels]:
