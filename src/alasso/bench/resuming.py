@@ -16,7 +16,7 @@ MOST_NAMED = 4  # differing fields that a line spells out
 
 
 def check(configs: Sequence[RunConfig], out: Path) -> str | None:
-    """Before runs are resumed: a line on those that start anew where others were begun, None if all is as it seems.
+    """Before runs are resumed: a line on what starts anew, None if all is as it seems or was but not begun yet.
 
     Refused is what can only be a slip: nothing of what was asked for is here, with whatever seed, but an unfinished run
     of the same method with other settings is.
@@ -24,7 +24,7 @@ def check(configs: Sequence[RunConfig], out: Path) -> str | None:
     new = without_trace(configs, out)
     other = astray(new, configs, out)
     if other is None:
-        return None
+        return f"nothing to resume in {out}; starting" if len(new) == len(configs) else None
     if len(new) == len(configs) and not any(_was_run(config, out) for config in configs):
         what = label(other.asked) if len(configs) == 1 else f"any of these {len(configs)} runs"
         raise AlassoError(

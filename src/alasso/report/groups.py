@@ -98,7 +98,8 @@ def fields_off_preset(config: RunConfig) -> int:
     if config.benchmark not in BENCHMARKS or config.method not in METHODS:
         return 0
     try:
-        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path).values()
+        path = config.path if "path" in BENCHMARKS[config.benchmark].takes else None
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=path).values()
     except AlassoError:  # the method goes with another network alone
         return 0
     ignored = ("tasks", "seed", "settings", "path")
