@@ -18,9 +18,9 @@ from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report import commands, groups, live, page
-from alasso.report.groups import sections
 from alasso.report.load import Collected, collect
 from alasso.report.names import LOOKS
+from alasso.report.sections import sections
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 pytest.importorskip("bokeh", reason="the report extra is not installed")

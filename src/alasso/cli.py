@@ -107,15 +107,20 @@ def run(
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
-    notices = [resuming.check(configs, out)] if resume else []
-    if benchmark == "split-folder":
-        from alasso.bench.benchmarks import left_over  # torch
-
-        notices += dict.fromkeys(left_over(each) for each in configs)
+    notices = [*([resuming.check(configs, out)] if resume else []), *left_over_classes(configs)]
     for notice in notices:
         if notice and not quiet:
             Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
+
+
+def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
+    """Lines on classes of one's own images that do not come out even; None where they do."""
+    if not any(config.benchmark == "split-folder" for config in configs):
+        return []
+    from alasso.bench.benchmarks import left_over  # torch: only for those who bring images
+
+    return list(dict.fromkeys(map(left_over, configs)))
 
 
 @app.command()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alasso.errors import AlassoError
-from alasso.report.groups import MEASURES, Group, groups, mean_and_spread, sections
+from alasso.report.groups import MEASURES, Group, groups, mean_and_spread
 from alasso.report.load import collect
 from alasso.report.names import METHOD_NAMES, number, plain
+from alasso.report.sections import sections
 from alasso.wording import count_of
 
 if TYPE_CHECKING:

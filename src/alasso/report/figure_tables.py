@@ -10,8 +10,9 @@ import numpy as np
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.report.drawing import new_figure, safe, style, titled
-from alasso.report.groups import Group, Section, is_accurate_only, sections
+from alasso.report.groups import Group, is_accurate_only
 from alasso.report.names import number
+from alasso.report.sections import Section, sections
 from alasso.wording import count_of
 
 if TYPE_CHECKING:

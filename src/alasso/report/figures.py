@@ -23,8 +23,9 @@ from alasso.report.drawing import (
     tick_places,
     titled,
 )
-from alasso.report.groups import DECOUPLED, Array, Curve, Group, Section, differences, has_memory, one_section
+from alasso.report.groups import DECOUPLED, Array, Curve, Group, differences, has_memory
 from alasso.report.names import Look
+from alasso.report.sections import Section, one_section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,11 @@ import alasso
 from alasso.bench import metrics
 from alasso.bench.catalog import BENCHMARKS
 from alasso.report import charts, page_parts
-from alasso.report.groups import Group, Section, sections, telling_first
+from alasso.report.groups import Group
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
 from alasso.report.page_parts import json_script, numbers_table, summary, text
+from alasso.report.sections import Section, sections, telling_first
 from alasso.wording import count_of
 
 #: Cells of accuracy matrices that a page holds, about half a megabyte; the main lines come first.

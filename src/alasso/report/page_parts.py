@@ -11,8 +11,9 @@ from alasso.bench import metrics
 from alasso.bench.catalog import METHODS
 from alasso.report.drawing import group_look
 from alasso.report.figure_tables import sensitivity_rows
-from alasso.report.groups import MEASURES, Curve, Group, Section, mean_and_spread
+from alasso.report.groups import MEASURES, Curve, Group, mean_and_spread
 from alasso.report.names import Look, number, plain
+from alasso.report.sections import Section
 from alasso.wording import count_of
 
 LONGEST = 300  # letters of any one string from a file
