@@ -855,7 +855,7 @@ def test_folder_mistakes(tmp_path: Path) -> None:
     with pytest.raises(AlassoError, match="has no class folders: it needs one folder a class"):
         data.load_folder(tmp_path, 8)
     lay_out_pictures(tmp_path, {"a": 2, "b": 1})
-    with pytest.raises(AlassoError, match=r"class folder .*/b has 1 pictures; it needs at least 2"):
+    with pytest.raises(AlassoError, match=r"class folder .*/b has 1 picture; it needs at least 2"):
         data.load_folder(tmp_path, 8)
     (tmp_path / "b" / "broken.png").write_bytes(b"no picture")
     with pytest.raises(AlassoError, match=r"broken\.png cannot be read as a picture"):

@@ -176,9 +176,17 @@ def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
     assert [lane.position.accuracy for lane in pieces] == [result.accuracy for result in undisturbed]
 
 
-def goes_on_alone_and_back(configs, folder):
-    """Stopped as a stack, then each lane for a while by itself, then as a stack again: as if undisturbed."""
-    streams = make_streams(configs, None, CPU)
+def largest_difference_from_alone(config, stream, lane):
+    """Between all that a lane holds at its end and the same run by itself: relative, but for values below 0.001."""
+    alone = lane_of(config, stream)
+    loop.Trainer([alone], 1e9, lambda: False).train()
+    want, got = everything(alone), everything(lane)
+    assert got.keys() == want.keys()
+    return max(float(((got[name] - want[name]).abs() / (want[name].abs() + 1e-3)).max()) for name in want)
+
+
+def gone_on_with_alone_and_back(configs, streams, folder):
+    """Stopped as a stack, then each lane for a while by itself, then as a stack again, to the end."""
     files = [folder / f"{config.name}.checkpoint" for config in configs]
     numbers = range(len(configs))
 
@@ -190,17 +198,16 @@ def goes_on_alone_and_back(configs, folder):
             loop.Trainer(saved(some), 1e9, StopAt(steps)).train()
     together = saved(numbers)
     loop.Trainer(together, 1e9, lambda: False).train()
-    for config, stream, lane in zip(configs, streams, together, strict=True):
-        undisturbed = lane_of(config, stream)
-        loop.Trainer([undisturbed], 1e9, lambda: False).train()
-        want = everything(undisturbed)
-        for name, value in everything(lane).items():
-            torch.testing.assert_close(value, want[name], rtol=1e-7, atol=1e-12, msg=f"{config.method}: {name}")
+    return together
 
 
 def test_a_lane_of_a_stack_goes_on_alone_and_back(tmp_path):
     """A stack keeps its weights in another memory layout than a run alone."""
-    goes_on_alone_and_back([small("alasso", tasks=2), small("si", tasks=2), small("sgd", tasks=2, seed=1)], tmp_path)
+    configs = [small("alasso", tasks=2), small("si", tasks=2), small("sgd", tasks=2, seed=1)]
+    streams = make_streams(configs, None, CPU)
+    lanes_ = gone_on_with_alone_and_back(configs, streams, tmp_path)
+    for config, stream, lane in zip(configs, streams, lanes_, strict=True):
+        assert largest_difference_from_alone(config, stream, lane) < 1e-9, config.method
 
 
 def test_lanes_left_at_different_places_go_on_apart(tmp_path):
@@ -276,11 +283,7 @@ def test_a_clipped_loss_of_a_stack_is_that_of_its_lanes_alone(clip):
     together = [lane_of(config, stream) for config, stream in zip(configs, streams, strict=True)]
     loop.Trainer(together, 1e9, lambda: False).train()
     for config, stream, stacked in zip(configs, streams, together, strict=True):
-        alone = lane_of(config, stream)
-        loop.Trainer([alone], 1e9, lambda: False).train()
-        want = everything(alone)
-        for name, value in everything(stacked).items():
-            torch.testing.assert_close(value, want[name], rtol=1e-9, atol=1e-12, msg=name)
+        assert largest_difference_from_alone(config, stream, stacked) < 1e-9, config.method
 
 
 class MadeInARow:

@@ -21,8 +21,9 @@ from test_lanes import (
     Recorder,
     compiled_on_a_cpu,
     everything,
-    goes_on_alone_and_back,
+    gone_on_with_alone_and_back,
     lane_of,
+    largest_difference_from_alone,
     on_gpu,
     own_stream,
 )
@@ -387,7 +388,11 @@ def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
 
 def test_a_lane_of_a_stack_goes_on_alone_and_back(same_noise, tmp_path):
     """What a stack saved is a checkpoint like any other."""
-    goes_on_alone_and_back([small(tasks=2, seed=0), small("vcl-coreset", tasks=2, seed=1)], tmp_path)
+    configs = [small(tasks=2, seed=0), small("vcl-coreset", tasks=2, seed=1)]
+    streams = make_streams(configs, None, CPU)
+    lanes_ = gone_on_with_alone_and_back(configs, streams, tmp_path)
+    for config, stream, lane in zip(configs, streams, lanes_, strict=True):
+        assert largest_difference_from_alone(config, stream, lane) < 1e-9, config.method
 
 
 class Told(Observer):

@@ -18,9 +18,9 @@ from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report import commands, groups, live, page
-from alasso.report.groups import sections
 from alasso.report.load import Collected, collect
 from alasso.report.names import LOOKS
+from alasso.report.sections import sections
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 pytest.importorskip("bokeh", reason="the report extra is not installed")
@@ -295,6 +295,20 @@ def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
     shown = [group.config.settings["a"] for group in section.headline]
     assert len(shown) == 12 and shown == sorted(shown)
     assert (shown[0], shown[-1]) == (1.0, pytest.approx(6.9))
+
+
+def test_decoupling_is_shown_between_runs_that_equal_each_other_in_all_else():
+    from alasso.report.figures import decoupling_groups
+
+    coupled = {"a_prime": 1.8, "c_prime": 1.0, "epsilon_prime": 1e-6}
+    runs = [made_up(c=3.0), made_up(c=1.0), made_up(c=1.0, **coupled)]
+    (section,) = sections(runs)
+    assert section.standard["alasso"].config.settings["c"] == 3.0  # as searched on this benchmark
+    assert [(g.config.settings["c"], g.variant) for g in decoupling_groups(section)] == [
+        (1.0, None),
+        (1.0, "no decoupling"),
+    ]
+    assert decoupling_groups(*sections([runs[0], runs[2]])) == []
 
 
 def test_a_sweep_among_methods_leaves_none_of_them_out_and_says_how_much_it_shows():

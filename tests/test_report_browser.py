@@ -8,8 +8,8 @@ import pytest
 
 from alasso.bench import metrics, results
 from alasso.report import page
-from alasso.report.groups import sections
 from alasso.report.load import Collected, collect
+from alasso.report.sections import sections
 from test_report import HOSTILE, LOG, made_up, several
 
 pytest.importorskip("bokeh", reason="the report extra is not installed")

@@ -636,6 +636,9 @@ def command(words, monkeypatch, capsys, width=100):
         (["--skip", "cifra"], "did you mean 'cifar'?"),
         (["--quick", "--only", "cifar"], "cifar has no quick version"),
         (["--only", "cifar", "--skip", "cifar"], "no experiment is left"),
+        (["--judge", "--plan"], "give one of the two"),
+        (["--plan", "--report", "x.html"], "--plan writes nothing: leave out --report"),
+        (["--judge", "--seeds", "2"], "--judge takes all seeds there are"),
         (["--study", "nowhere"], "nowhere holds no experiments"),
         (["--only", "si-10", "--data-dir", "nowhere"], "data not found: mnist"),
         (["--device", "tpu9", "--only", "si-10", "--plan"], "no device 'tpu9'"),
@@ -654,7 +657,11 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
     code, output, errors = command([*words, "--plan"], monkeypatch, capsys)
     assert code == 0, errors
-    assert "7 runs to do, 0 already in" in output and "sharing, small" in output and not (tmp_path / "out").exists()
+    assert (
+        "To do: 7 runs and 1 probe; 0 already in" in output
+        and "sharing, small" in output
+        and not (tmp_path / "out").exists()
+    )
 
     code, output, errors = command([*words, "--quiet"], monkeypatch, capsys)
     assert code == 0, errors
@@ -669,7 +676,7 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     gone.unlink()
     code, output, errors = command(words, monkeypatch, capsys)
     assert code == 0, errors
-    assert "1 run to do, 6 already there" in output and results.read(gone).accuracy == before.accuracy
+    assert "To do: 1 run; 6 already there" in output and results.read(gone).accuracy == before.accuracy
     code, output, _ = command([*words, "--plan"], monkeypatch, capsys)
     assert code == 0 and "Nothing to run: all 7 results" in output
 
@@ -680,7 +687,7 @@ def test_any_result_that_is_deleted_comes_back(two_lengths, tmp_path, monkeypatc
     words = ["reproduce", "--study", two_lengths, "--only", "small", "longer", "--out", out, "--device", "cpu"]
     code, output, errors = command([*words, "--plan"], monkeypatch, capsys)
     assert code == 0, errors
-    assert "4 runs and 3 shorter runs on the way of longer ones to do, 0 already in" in output
+    assert "To do: 4 runs (3 shorter runs are written when longer ones come past them); 0 already in" in output
     assert "permuted-digits, 5 tasks" in output and "longer, small" in output
     assert "permuted-digits, 3 tasks" not in output
 
@@ -692,15 +699,37 @@ def test_any_result_that_is_deleted_comes_back(two_lengths, tmp_path, monkeypatc
     assert (row.runs, row.steps) == (4, 4 * timing.steps_of(experiments["longer"].config("si")))
     before = [results.read(path).accuracy for path in (short, long)]
     for gone, said in (
-        ([short], "1 run to do, 6 already there"),
-        ([short, long], "1 run and 1 shorter run on the way of a longer one to do, 5 already there"),
-        ([long], "1 run to do, 6 already there"),
+        ([short], "To do: 1 run; 6 already there"),
+        ([short, long], "To do: 1 run (1 shorter run is written when a longer one comes past it); 5 already there"),
+        ([long], "To do: 1 run; 6 already there"),
     ):
         for path in gone:
             path.unlink()
         code, output, errors = command(words, monkeypatch, capsys)
         assert code == 0 and said in output, errors
         assert [results.read(path).accuracy for path in (short, long)] == before
+
+
+def test_the_plan_has_a_row_for_all_that_it_counts_and_hints_at_less(two_lengths, tmp_path, monkeypatch, capsys):
+    """A run of three tasks is there, the others of that length lie on the way of longer ones."""
+    monkeypatch.chdir(tmp_path)
+    experiments = read_experiments(two_lengths)
+    path = result_path(experiments["small"].config("si"), tmp_path / "out")
+    path.parent.mkdir()
+    path.touch()
+    plan = make_plan([experiments["small"], experiments["longer"]], 1, tmp_path / "out")
+    assert plan.present == 1 and plan.nothing_to_train == {"permuted-digits, 3 tasks": 1}
+    shown = show.plan_table(plan, timing.Estimate("cpu"), list(experiments.values()))
+    cells = {column.header: list(column.cells) for column in shown.columns}
+    assert sum(map(int, cells["there"])) == plan.present and sum(map(int, cells["runs"])) == plan.runs
+
+    path.unlink()
+    words = ["reproduce", "--study", two_lengths, "--out", tmp_path / "out", "--device", "cpu", "--plan"]
+    for seconds, hinted in ((100.0, False), (100_000.0, True)):
+        known = timing.Estimate("cpu", probes=seconds)
+        monkeypatch.setattr(timing, "estimate", lambda *_, known=known: known)
+        _, output, _ = command(words, monkeypatch, capsys)
+        assert ("--quick takes minutes, --only runs some of it" in output.splitlines()[-1]) == hinted
 
 
 def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_path, monkeypatch, capsys):

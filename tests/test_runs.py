@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -18,12 +20,13 @@ from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
 from alasso.bench import atomic, catalog, checkpoint, loop, losses, results, runs, train
-from alasso.bench.benchmarks import make_stream
+from alasso.bench.benchmarks import left_over, make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import CsvLog
 from alasso.bench.streams import Stream
+from alasso.bench.waypoints import on_the_way
 from alasso.errors import DivergedError
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
 
@@ -162,6 +165,69 @@ def test_mistakes_in_configs_name_the_field(changes, message):
     with pytest.raises(AlassoError) as caught:
         RunConfig.for_benchmark(**words)
     assert message in str(caught.value)
+
+
+SPLIT_ONES = "split-cifar, split-tiny-imagenet, split-folder"
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "change", "message"),
+    [
+        (
+            "permuted-digits",
+            {"classes_per_task": 2},
+            f"classes_per_task is for {SPLIT_ONES}; it changes nothing in per",
+        ),
+        ("permuted-mnist", {"image_size": 8}, f"image_size is for {SPLIT_ONES}; it changes nothing in permuted-mnist"),
+        ("split-cifar", {"path": "images"}, "path is for split-folder; it changes nothing in split-cifar"),
+        ("own-stream", {"image_size": 8}, "it changes nothing in own-stream"),
+        (
+            "split-cifar",
+            {"permute_first": "yes"},
+            "permute_first is for permuted-digits, permuted-mnist, permuted-fashion-mnist; it changes nothing in split",
+        ),
+        ("split-cifar", {"hidden": 100}, "hidden is for model=mlp; it changes nothing in cifar-cnn"),
+    ],
+)
+def test_a_field_without_effect_is_refused_but_read_back(benchmark, change, message):
+    with pytest.raises(AlassoError) as caught:
+        RunConfig.for_benchmark(benchmark, "si", **change)
+    assert message in str(caught.value)
+    raw = {**RunConfig.for_benchmark(benchmark, "si").to_json(), **change}
+    assert RunConfig.from_json(raw).hash  # a result from before this was refused
+
+
+def test_a_field_at_rest_is_taken_everywhere():
+    assert RunConfig.for_benchmark("split-cifar", "si", permute_first=False, path=None).hash
+    assert RunConfig.for_benchmark("split-cifar", "si", model="mlp", hidden=50, image_size=16).hidden == 50
+
+
+def test_the_fields_that_a_benchmark_takes_change_its_stream(monkeypatch):
+    """The catalog's declaration against what the streams are made of."""
+    from alasso.bench import data
+
+    def images(name, data_dir=None):
+        few = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}.get(name, 10)
+        pixels = np.zeros((2 * few, *((3, 8, 8) if few > 10 or name == "cifar10" else (8, 8))), dtype=np.uint8)
+        labels = np.arange(2 * few) % few
+        names = tuple(map(str, range(few)))
+        return data.ImageSet(name, "toy", pixels, labels, pixels, labels, names)
+
+    asked = []
+    monkeypatch.setattr(data, "load", images)
+    monkeypatch.setattr(data, "load_folder", lambda *of: asked.append(of) or images("folder"))
+    tried = {"permute_first": True, "image_size": 6, "classes_per_task": 4, "path": "other"}
+    for name in BENCHMARKS:
+        plain = RunConfig.for_benchmark(name, "si", tasks=2, path="images" if name == "split-folder" else None)
+        for field, value in tried.items():
+            asked.clear()
+            streams = [make_stream(c, None, torch.device("cpu")) for c in (plain, replace(plain, **{field: value}))]
+            before, after = (
+                (s.input_shape, s.classes, [t.train.pixels is None or t.train.pixels.tolist() for t in s.tasks])
+                for s in streams
+            )
+            used = before != after or len(set(asked)) > 1
+            assert used == (field in BENCHMARKS[name].takes), (name, field)
 
 
 def test_toml(tmp_path):
@@ -521,10 +587,28 @@ def test_a_sweep_over_tasks_trains_the_longest_alone(tmp_path, monkeypatch, caps
     words = ("run", "permuted-digits", "--method", "si", "--epochs", 1, "--set", "hidden=8", "tasks=2,4,3")
     code, output, errors = in_process([*words, "--device", "cpu", "--out", tmp_path], monkeypatch, capsys)
     assert code == 0, errors
-    assert "2 shorter runs on the way of longer ones" in output and "3 result files in" in output
+    assert "2 shorter runs are written when longer ones come past them" in output and "3 result files in" in output
+    assert "permuted-digits, 1 epoch " in output and "1 epochs" not in output  # tasks differ, and have a column
     assert "task 4/4" in output and "task 2/2" not in output and "task 3/3" not in output
     found = [results.read(path) for path in tmp_path.glob("*.json")]
     assert sorted((r.config.tasks, len(r.accuracy)) for r in found) == [(2, 2), (3, 3), (4, 4)]
+
+
+def test_a_single_shorter_run_is_named():
+    short, long = small("si", tasks=2), small("si", tasks=4)
+    said = runs.shorter_runs(on_the_way([long, short]), [long, short])
+    assert said == "si tasks=2, seed 0 is written when tasks=4 comes past it"
+
+
+def test_a_damaged_result_is_named_with_a_remedy(tmp_path, monkeypatch, capsys):
+    path = tmp_path / f"{small('sgd').name}.json"
+    path.write_text("{")
+    words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and f"{path} is not a whole JSON file; delete it, or run it again with --restart" in errors
+    code, output, errors = in_process([*words, "--restart"], monkeypatch, capsys)
+    assert code == 0 and "1 result file in" in output, errors
+    assert results.read(path).accuracy
 
 
 def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, capsys):
@@ -594,6 +678,14 @@ def test_resuming_with_other_settings_is_refused_and_loses_nothing(begun, change
     assert code == 0 and "task 3/3" in output and "task 1/3" not in output and not list(folder.glob("*.checkpoint"))
 
 
+def test_resuming_and_restarting_at_once_is_refused_and_loses_nothing(begun, monkeypatch, capsys):
+    folder, words = begun
+    before = files_in(folder)
+    code, output, errors = in_process([*words, "--restart"], monkeypatch, capsys)
+    assert code == 2 and "give one of the two" in errors and len(errors.splitlines()) == 1 and not output
+    assert files_in(folder) == before
+
+
 def test_resuming_several_settings_none_of_which_was_begun_is_refused_in_one_line(begun, monkeypatch, capsys):
     words = changed(begun[1], "--set", "c=0.1,0.2")
     code, _, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
@@ -619,8 +711,16 @@ def test_resuming_is_quiet_where_nothing_is_amiss(begun, monkeypatch, capsys):
     _, words = begun
     code, output, _ = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)  # the second was not begun yet
     assert code == 0 and "nothing to resume" not in output
-    words = changed(changed(words, "--method", "sgd"), "--set", "hidden=16")
-    code, output, _ = in_process(words, monkeypatch, capsys)
+
+
+def test_resuming_a_method_that_was_never_run_starts_and_says_so(begun, monkeypatch, capsys):
+    folder, words = begun
+    words = [word for word in changed(words, "--method", "sgd") if word not in ("--set", "c=0.5", "hidden=16")]
+    words += ["--set", "hidden=16"]
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    assert output.splitlines()[0] == f"nothing to resume in {folder}; starting"
+    code, output, _ = in_process(words, monkeypatch, capsys)  # now it is finished
     assert code == 0 and "nothing to resume" not in output
 
 
@@ -653,6 +753,15 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--seed", str(2**70)], "seed must be 0 or more, and below"),
         (["run", "permuted-digits", "--method", "vcl", "--set", "memory=10"], "vcl cannot rehearse a memory"),
         (["run", "split-cifar", "--method", "sgd-dropout"], "sgd-dropout adds dropout to the mlp"),
+        (["run", "permuted-digits", "--tasks", "3", "--set", "tasks=2,4"], "tasks is given by --tasks and by --set"),
+        (["run", "permuted-digits", "--permute-first", "--set", "permute_first=no"], "by --permute-first and by --set"),
+        (["run", "split-folder", "a", "--set", "path=b"], "path is given by PATH and by --set"),
+        (["run", "permuted-digits", "--seed", "0", "--set", "seed=1"], "seed is given by --seed and by --set"),
+        (["run", "permuted-digits", "--set", "seed=1,2"], "name the seeds by --seed"),
+        (["run", "permuted-digits", "--set", "a=1", "a=2"], "--set has a twice; several values go in one: a=1,2"),
+        (["run", "permuted-digits", "--checkpoint-every", "-1"], "a number of seconds above 0, not -1"),
+        (["run", "permuted-digits", "--checkpoint-every", "0"], "a number of seconds above 0, not 0"),
+        (["run", "permuted-digits", "../imgs"], "path is for split-folder; it changes nothing in permuted-digits"),
         (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
         (["run", "permuted-mnist", "--data-dir", "no-such-folder"], "alasso data fetch mnist"),
@@ -819,10 +928,28 @@ def test_own_images_through_split_folder(tmp_path, monkeypatch, capsys):
             noisy = tuple(min(255, max(0, c + rng.randint(-20, 20))) for c in colour)
             Image.new("RGB", (20 + i, 24), noisy).save(tmp_path / "images" / name / f"{i}.png")
     words = ["run", "split-folder", tmp_path / "images", "--epochs", 2, "--image-size", 16]
-    code, _, errors = in_process([*words, "--out", tmp_path / "out", "--device", "cpu"], monkeypatch, capsys)
+    code, output, errors = in_process([*words, "--out", tmp_path / "out", "--device", "cpu"], monkeypatch, capsys)
     assert code == 0, errors
+    assert output.splitlines()[0] == "1 of 5 classes left over, at 2 a task: added to the tasks there are"
     (file,) = (tmp_path / "out").glob("*.json")
     assert len(results.read(file).accuracy) == 2  # five classes: a task of three and one of two
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"classes_per_task": 4}, "2 of 6 classes left over, at 4 a task: added to the tasks there are"),
+        ({"classes_per_task": 4, "tasks": 1}, "2 of 6 classes left over, at 4 a task: not used in 1 task"),
+        ({"classes_per_task": 3}, None),
+        ({"classes_per_task": 3, "tasks": 3}, None),  # too many: refused when the tasks are laid out
+    ],
+)
+def test_left_over_classes_of_own_images_are_said_before_they_are_read(changes, said, tmp_path):
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            (tmp_path / name / f"{i}.png").touch()  # no picture, only a name
+    assert left_over(RunConfig.for_benchmark("split-folder", "si", path=str(tmp_path), **changes)) == said
 
 
 def test_two_tensor_datasets_from_python():

@@ -156,6 +156,10 @@ def test_own_streams_with_heads_of_their_own():
         (lambda x, y: Stream.of([((x, y), (x[:, :2], y))]), "inputs of one shape"),
         (lambda x, y: Stream.of([((x, y[:2]), (x, y))]), "4 inputs and 2 labels"),
         (lambda x, y: Stream.of([((x, y.float()), (x, y))]), "class numbers"),
+        (lambda x, y: Stream.of([Listed(4), Listed(2)]), r"task 1 is no pair \(train, test\): write Stream.of"),
+        (lambda x, y: Stream.of([TensorDataset(x, y), TensorDataset(x, y)]), "task 1 is no pair"),
+        (lambda x, y: Stream.of([(x, y), (x, y)]), "task 1 is no pair"),
+        (lambda x, y: Stream.of([((x, y), (x, y)), ((x, y),)]), "task 2 is no pair"),
         (lambda x, y: Stream.of([(3, (x, y))]), "neither a torch Dataset nor"),
     ],
 )

@@ -17,6 +17,7 @@ from alasso import usage
 from alasso.errors import AlassoError
 from alasso.report import commands as reporting
 from alasso.reproduce import commands as reproducing
+from alasso.wording import count_of
 
 app = typer.Typer(
     help="Continual learning by asymmetric loss approximation: run, compare, reproduce.",
@@ -78,6 +79,8 @@ def run(
     """Train methods on a benchmark and measure what they forget."""
     from alasso.bench import results, resuming, runs
 
+    if resume and restart:
+        raise AlassoError("--resume goes on with what was begun, --restart throws it away: give one of the two")
     fields = {
         "tasks": tasks,
         "epochs": epochs,
@@ -95,16 +98,29 @@ def run(
         restart=restart,
         quiet=quiet,
         logs=checked_logs(log or []),
-        checkpoint_every=checkpoint_every,
+        checkpoint_every=checked_interval(checkpoint_every),
         lanes=checked_lanes(lanes),
     )
-    configs = asked_for(benchmark, config, method, seed, fields, parsed_settings(set_ or []))
+    settings = parsed_settings(set_ or [])
+    refuse_given_twice({**fields, "seed": seed}, settings)
+    configs = asked_for(benchmark, config, method, seed, fields, settings)
     against = results.read(reference) if reference else None
     if against:
         runs.check_reference(against, configs)
-    if resume and not restart and (notice := resuming.check(configs, out)) and not quiet:
-        Console().print(notice, highlight=False, soft_wrap=True, markup=False)
+    notices = [*([resuming.check(configs, out)] if resume else []), *left_over_classes(configs)]
+    for notice in notices:
+        if notice and not quiet:
+            Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
+
+
+def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
+    """Lines on classes of one's own images that do not come out even; None where they do."""
+    if not any(config.benchmark == "split-folder" for config in configs):
+        return []
+    from alasso.bench.benchmarks import left_over  # torch: only for those who bring images
+
+    return list(dict.fromkeys(map(left_over, configs)))
 
 
 @app.command()
@@ -159,8 +175,8 @@ def list_() -> None:
         benchmarks.add_column(column, no_wrap=column == "name")  # names have to be typed
     for name, benchmark in BENCHMARKS.items():
         p = benchmark.preset
-        count = "all classes" if p["tasks"] is None else f"{p['tasks']} tasks"
-        run = f"{count} × {p['epochs']} epochs, batches of {p['batch_size']}, {p['model']}"
+        count = "all classes" if p["tasks"] is None else count_of(p["tasks"], "task")
+        run = f"{count} × {count_of(p['epochs'], 'epoch')}, batches of {p['batch_size']}, {p['model']}"
         benchmarks.add_row(name, benchmark.title, run)
     methods = Table(title="Methods", title_justify="left")
     for column in ("name", "what it is", "settings and defaults"):
@@ -261,7 +277,7 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
         console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
         raise typer.Exit(STOPPED) from None
     console.print(runs.table(found, console.width))
-    console.print(f"{len(found)} result files in {options.out}", highlight=False, soft_wrap=True)
+    console.print(f"{count_of(len(found), 'result file')} in {options.out}", highlight=False, soft_wrap=True)
 
 
 def listed(value: Any) -> list[Any]:
@@ -275,8 +291,24 @@ def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
             raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
+        if name in settings:
+            raise AlassoError(f"--set has {name} twice; several values go in one: {name}=1,2")
         settings[name] = values.split(",")
     return settings
+
+
+def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) -> None:
+    """One of two values would be dropped without a word."""
+    for name in settings:
+        if options.get(name) is not None:
+            option = "PATH" if name == "path" else f"--{name.replace('_', '-')}"
+            raise AlassoError(f"{name} is given by {option} and by --set: give it once")
+
+
+def checked_interval(seconds: float) -> float:
+    if not seconds > 0:
+        raise AlassoError(f"--checkpoint-every takes a number of seconds above 0, not {seconds:g}")
+    return seconds
 
 
 def checked_lanes(word: str) -> int | None:

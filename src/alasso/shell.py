@@ -25,6 +25,7 @@ from alasso.sharding import local
 from alasso.soundness import check_importance
 from alasso.states import grown, moved_like, state_dtype
 from alasso.unseen import count_unseen_steps
+from alasso.wording import count_of
 
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
@@ -60,7 +61,8 @@ class Regularizer:
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in asdict(self.surrogate).items())  # type: ignore[call-overload]
-        return f"{type(self).__name__}({settings}), {self.tasks} tasks behind, {len(self._states)} tensors protected"
+        behind, protected = count_of(self.tasks, "task"), count_of(len(self._states), "tensor")
+        return f"{type(self).__name__}({settings}), {behind} behind, {protected} protected"
 
     # -- in the training loop --------------------------------------------------------------------------------
 

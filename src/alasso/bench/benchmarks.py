@@ -14,6 +14,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Shelf, Stream, permuted, split, with_validation
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-100
 
@@ -43,8 +44,7 @@ def _stream(config: RunConfig, load: Callable[[str], ImageSet], shelf: Shelf) ->
     if config.benchmark == "split-folder":
         assert config.path is not None and config.image_size is not None
         images = data.load_folder(Path(config.path), config.image_size)
-        per_task = config.classes_per_task or 2
-        tasks = config.tasks or max(1, len(images.classes) // per_task)
+        tasks, per_task = _folder_tasks(config, len(images.classes))
         every = config.tasks is None
         return split([(images, tasks)], per_task, config.seed, name=config.benchmark, all_classes=every, device=shelf)
     tasks, per_task = _count(config), config.classes_per_task or 2
@@ -56,6 +56,28 @@ def _stream(config: RunConfig, load: Callable[[str], ImageSet], shelf: Shelf) ->
     else:
         sources = [(load("tiny-imagenet"), tasks)]
     return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=shelf)
+
+
+def left_over(config: RunConfig) -> str | None:
+    """A line, before images are read, on classes of one's own that do not come out even; None if they do."""
+    if config.benchmark != "split-folder" or config.path is None:
+        return None
+    try:
+        classes = len(data.folder_classes(config.path))
+    except AlassoError:  # said when the images are needed, which they are not if all runs are finished
+        return None
+    tasks, per_task = _folder_tasks(config, classes)
+    over = classes - tasks * per_task
+    if over <= 0:
+        return None
+    fate = "added to the tasks there are" if config.tasks is None else f"not used in {count_of(tasks, 'task')}"
+    return f"{over} of {classes} classes left over, at {per_task} a task: {fate}"
+
+
+def _folder_tasks(config: RunConfig, classes: int) -> tuple[int, int]:
+    """How many tasks, of how many classes."""
+    per_task = config.classes_per_task or 2
+    return config.tasks or max(1, classes // per_task), per_task
 
 
 def _count(config: RunConfig) -> int:

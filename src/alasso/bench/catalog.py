@@ -14,7 +14,8 @@ class Benchmark:
     """A benchmark by name: the data sets it needs, the fields of a run it presets, and settings per method.
 
     ``nested``: a run of fewer tasks is the beginning of one of more, bit for bit. Not so where classes are split: the
-    head is as wide as all tasks together, and so initial weights depend on how many there are.
+    head is as wide as all tasks together, and so initial weights depend on how many there are. ``takes``: which of the
+    fields that only some benchmarks make use of are for this one.
     """
 
     title: str
@@ -22,6 +23,7 @@ class Benchmark:
     preset: dict[str, Any]
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     nested: bool = False
+    takes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ _SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}, "alasso-memory": {"xi":
 # seed (records/2026-11-15-split-cifar-search); c = 1 as everywhere in the paper. With a memory, the same settings.
 _SPLIT_CIFAR = {**_SMALL_XI, "alasso": {"xi": 1e-3, "a": 1.2}, "alasso-memory": {"xi": 1e-3, "a": 1.2}}
 
+_PERMUTED = ("permute_first",)
+_SPLIT = ("classes_per_task", "image_size")
+
 _PERMUTED_MNIST = {
     "tasks": 30,
     "epochs": 20,
@@ -68,6 +73,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         {"tasks": 10, "epochs": 6, "batch_size": 64, "learning_rate": 1e-3, "model": "mlp", "hidden": 800},
         searched("permuted-digits"),
         nested=True,
+        takes=_PERMUTED,
     ),
     "permuted-mnist": Benchmark(
         "MNIST, pixels permuted: the paper's main benchmark",
@@ -75,9 +81,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         _PERMUTED_MNIST,
         searched("permuted-mnist"),
         nested=True,
+        takes=_PERMUTED,
     ),
     "permuted-fashion-mnist": Benchmark(
-        "Fashion-MNIST, pixels permuted", ("fashion-mnist",), _PERMUTED_MNIST, nested=True
+        "Fashion-MNIST, pixels permuted", ("fashion-mnist",), _PERMUTED_MNIST, nested=True, takes=_PERMUTED
     ),
     "split-cifar": Benchmark(
         "3 tasks of 3 CIFAR-10 classes, then 27 of 3 CIFAR-100 classes",
@@ -91,6 +98,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "classes_per_task": 3,
         },
         _SPLIT_CIFAR,
+        takes=_SPLIT,
     ),
     "split-tiny-imagenet": Benchmark(
         "30 tasks of 6 Tiny ImageNet classes, 224 × 224",
@@ -105,6 +113,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "image_size": 224,
         },
         _SMALL_XI,
+        takes=_SPLIT,
     ),
     "split-folder": Benchmark(
         "your own images, a folder a class: alasso run split-folder PATH",
@@ -119,6 +128,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "image_size": 32,
         },
         _SMALL_XI,
+        takes=(*_SPLIT, "path"),
     ),
 }
 

@@ -71,7 +71,10 @@ class RunConfig:
             else:
                 allowed = [*own, *(f for f in FIELDS if f not in NOT_CHANGES)]
                 raise AlassoError(f"{method} has no setting {name!r}{nearest(name, allowed)}")
-        return RunConfig(benchmark=benchmark, method=method, settings=own, **values).checked()
+        config = RunConfig(benchmark=benchmark, method=method, settings=own, **values).checked()
+        for name in changes:
+            config.refuse_idle(name)
+        return config
 
     @staticmethod
     def own(method: str, **changes: Any) -> RunConfig:
@@ -119,6 +122,19 @@ class RunConfig:
             raise AlassoError("split-folder needs the folder of images: alasso run split-folder PATH")
         return RunConfig(**values)
 
+    def refuse_idle(self, name: str) -> None:
+        """Refuse a field that is set and changes nothing here: it would make another run of the same.
+
+        Not part of :meth:`checked`, for results that hold such a field are to be read.
+        """
+        if getattr(self, name, None) == DEFAULTS.get(name):
+            return
+        takers = [of for of, benchmark in BENCHMARKS.items() if name in benchmark.takes]
+        if takers and self.benchmark not in takers:
+            raise AlassoError(f"{name} is for {', '.join(takers)}; it changes nothing in {self.benchmark}")
+        if name == "hidden" and self.model != "mlp":
+            raise AlassoError(f"hidden is for model=mlp; it changes nothing in {self.model}")
+
     @staticmethod
     def field_names() -> tuple[str, ...]:
         return tuple(FIELDS)
@@ -134,8 +150,17 @@ class RunConfig:
         return f"{self.benchmark}_{self.method}_{self.hash}_s{self.seed}"
 
     def values(self) -> dict[str, Any]:
-        """Every field by name: what to compare runs by."""
+        """Every field by name."""
         return dataclasses.asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """The method's settings and every other field, side by side: what to compare runs by."""
+        return {**self.settings, **{name: value for name, value in self.values().items() if name != "settings"}}
+
+    def unlike(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Fields and settings of this run that another has otherwise: (of this one, of the other)."""
+        theirs = other.flat()
+        return {name: (value, theirs.get(name)) for name, value in self.flat().items() if value != theirs.get(name)}
 
     def to_json(self) -> dict[str, Any]:
         """All fields; those that came later only where they are not what every run had before, whose names stay."""
@@ -159,6 +184,7 @@ NOT_CHANGES = ("benchmark", "method", "settings")
 MAY_BE_NEGATIVE = ("initial_logvar",)
 #: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
 WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
 
 

@@ -124,7 +124,7 @@ def that_fit(learner: Learner) -> int:
     activations = torch.cuda.max_memory_allocated(device) - before
     weights = sum(p.numel() for p in learner.model.parameters())
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - before
-    # Forward and backward, and each once more in the recording of a single step beside that of several.
+    # Forward and backward, and each once more: what is recorded has memory of its own.
     return max(1, int(0.8 * free / (BYTES_A_WEIGHT * weights + 4 * activations)))
 
 
@@ -231,12 +231,15 @@ class StackedSteps:
         self.made += 1
         if self.made >= WARM_UP:
             torch.cuda.synchronize()
-            self.recordings = {count: self._recorded(count) for count in (TOGETHER, 1)}
+            counts = [count for count in (TOGETHER, 1) if count <= max(self.steps_of_lane)]
+            # They may use the same memory: one is replayed after another, and what is kept lies elsewhere.
+            pool = torch.cuda.graph_pool_handle()
+            self.recordings = {count: self._recorded(count, pool) for count in counts}
 
-    def _recorded(self, count: int) -> torch.cuda.CUDAGraph:
+    def _recorded(self, count: int, pool: Any) -> torch.cuda.CUDAGraph:
         """So many steps in a row. Nothing is computed; the first replay is the next step."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
+        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
             for _ in range(count):
                 self._step()
         return graph

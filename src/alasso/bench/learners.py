@@ -18,6 +18,7 @@ from alasso.methods.imm import DropTransfer
 from alasso.shell import Regularizer
 
 EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
+ASSESSED_AT_ONCE = 2**21  # input values of a GPU's pass over a task at its end, else bound by launches
 
 
 class StepPlan(NamedTuple):
@@ -206,8 +207,10 @@ class Regularized(Learner):
 
     def batches(self, t: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's training examples once, labels counted from the head's first column."""
-        task = self.stream.tasks[t]
-        for index in torch.arange(len(task.train)).split(self.config.batch_size):
+        task, size = self.stream.tasks[t], self.config.batch_size
+        if self.device.type == "cuda":
+            size = max(size, ASSESSED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel()))
+        for index in torch.arange(len(task.train)).split(size):
             x, y = self.batch(task.train, index)
             yield x, y - task.head.start
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 Rows = Sequence[Sequence[float]]
 Matrix = npt.NDArray[np.float64]
@@ -75,7 +76,7 @@ def intransigence(accuracy: Rows, reference: Rows) -> float:
     """
     ours, theirs = np.diag(lower_triangle(accuracy)), np.diag(lower_triangle(reference))
     if len(ours) > len(theirs):
-        raise AlassoError(f"the reference run has {len(theirs)} tasks, this one {len(ours)}")
+        raise AlassoError(f"the reference run has {count_of(len(theirs), 'task')}, this one {len(ours)}")
     return float((theirs[: len(ours)] - ours).mean())
 
 

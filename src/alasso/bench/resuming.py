@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from alasso.bench.config import RunConfig
 from alasso.bench.runs import label
@@ -16,7 +15,7 @@ MOST_NAMED = 4  # differing fields that a line spells out
 
 
 def check(configs: Sequence[RunConfig], out: Path) -> str | None:
-    """Before runs are resumed: a line on those that start anew where others were begun, None if all is as it seems.
+    """Before runs are resumed: a line on what starts anew, None if all is as it seems or was but not begun yet.
 
     Refused is what can only be a slip: nothing of what was asked for is here, with whatever seed, but an unfinished run
     of the same method with other settings is.
@@ -24,7 +23,7 @@ def check(configs: Sequence[RunConfig], out: Path) -> str | None:
     new = without_trace(configs, out)
     other = astray(new, configs, out)
     if other is None:
-        return None
+        return f"nothing to resume in {out}; starting" if len(new) == len(configs) else None
     if len(new) == len(configs) and not any(_was_run(config, out) for config in configs):
         what = label(other.asked) if len(configs) == 1 else f"any of these {len(configs)} runs"
         raise AlassoError(
@@ -49,17 +48,11 @@ class Astray:
         >>> print(Astray(asked, RunConfig.for_benchmark("permuted-digits", "si", epochs=10, c=0.5), 1))
         of si one was begun there with epochs=10, not 20 (and 1 other)
         """
-        named = [f"{name}={theirs}, not {ours}" for name, (ours, theirs) in differing(self.asked, self.begun).items()]
+        named = [f"{name}={theirs}, not {ours}" for name, (ours, theirs) in self.asked.unlike(self.begun).items()]
         if len(named) > MOST_NAMED:
             named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} other settings"]
         others = f" (and {self.others} other{'s' if self.others > 1 else ''})" if self.others else ""
         return f"of {self.asked.method} one was begun there with {'; '.join(named)}{others}"
-
-
-def differing(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Fields and settings in which two runs differ: (of the one, of the other)."""
-    ours, theirs = ({**config.values(), **config.settings, "settings": None} for config in (one, other))
-    return {name: (ours[name], theirs.get(name)) for name in ours if ours[name] != theirs.get(name)}
 
 
 def without_trace(configs: Sequence[RunConfig], out: Path) -> list[RunConfig]:
@@ -82,9 +75,9 @@ def astray(new: Iterable[RunConfig], asked: Iterable[RunConfig], out: Path) -> A
             begun = unfinished(config.benchmark, config.method, out)
             begun_by_method[config.method] = [other for other in begun if other.name not in wanted]
         if alike := begun_by_method[config.method]:
-            nearest = min(alike, key=lambda other: (len(differing(config, other)), other.name))
+            nearest = min(alike, key=lambda other: (len(config.unlike(other)), other.name))
             found.append(Astray(config, nearest, len(alike) - 1))
-    return min(found, key=lambda one: len(differing(one.asked, one.begun)), default=None)
+    return min(found, key=lambda one: len(one.asked.unlike(one.begun)), default=None)
 
 
 def unfinished(benchmark: str, method: str, out: Path) -> list[RunConfig]:

@@ -23,6 +23,7 @@ from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Sev
 from alasso.bench.results import Result
 from alasso.bench.waypoints import Waypoint, on_the_way
 from alasso.errors import AlassoError, DivergedError
+from alasso.wording import count_of
 
 __all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
 
@@ -55,6 +56,8 @@ def combinations(
     for method in methods:
         known(method, METHODS, "method")
     somewhere = {name for m in methods if m in METHODS for name in METHODS[m].settings} | set(RunConfig.field_names())
+    if "seed" in settings:
+        raise AlassoError("seed is no setting to vary: name the seeds by --seed, or seed = [0, 1] in a file")
     for name in settings:
         if name not in somewhere or name in NOT_CHANGES:
             allowed = sorted(somewhere - set(NOT_CHANGES))
@@ -82,7 +85,7 @@ def carry_out(
     """Run what is not finished yet, in order, with one overall progress; shorter runs on the way of longer ones."""
     check_folder(configs, options)
     paths = {config.name: options.out / f"{config.name}.json" for config in configs}
-    done = {c.name: results.read(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
+    done = {c.name: read_back(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
     varying = _varying_settings(configs)
     if not options.quiet:
         for config in configs:
@@ -97,7 +100,7 @@ def carry_out(
     passed_through = {waypoint.config.name for of_one in waypoints.values() for waypoint in of_one}
     trained = [config for config in left if config.name not in passed_through]
     if passed_through and not options.quiet:
-        console.print(shorter_runs(len(passed_through)), style="dim")
+        console.print(shorter_runs(on_the_way(left), left), style="dim", highlight=False, soft_wrap=True)
     with ExitStack() as stack:
         bars = None
         if console.is_terminal and not options.quiet:
@@ -130,6 +133,14 @@ def carry_out(
         others = "; the other runs are finished" if len(done) else ""
         raise DivergedError(" | ".join(lost) + others)
     return [done[config.name] for config in configs]
+
+
+def read_back(path: Path) -> Result:
+    """A result that stands in place of a run; one that cannot be read stands in its way."""
+    try:
+        return results.read(path)
+    except AlassoError as error:
+        raise AlassoError(f"{error}; delete it, or run it again with --restart") from error
 
 
 def not_reached(waypoints: Iterable[Iterable[Waypoint]]) -> list[RunConfig]:
@@ -243,14 +254,23 @@ def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
     return label(configs[0], varying) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
 
 
-def shorter_runs(count: int) -> str:
+def shorter_runs(carried: Mapping[str, Sequence[RunConfig]], configs: Iterable[RunConfig]) -> str:
+    """What becomes of runs that longer ones carry along: one is named, several are counted."""
+    pairs = [(shorter, config) for config in configs for shorter in carried.get(config.name, ())]
+    if len(pairs) > 1:
+        return written_in_passing(len(pairs))
+    ((shorter, longer),) = pairs
+    return f"{label(shorter, ['tasks'])} is written when tasks={longer.tasks} comes past it"
+
+
+def written_in_passing(count: int) -> str:
     """
-    >>> shorter_runs(1), shorter_runs(3)
-    ('1 shorter run on the way of a longer one', '3 shorter runs on the way of longer ones')
+    >>> written_in_passing(1)
+    '1 shorter run is written when a longer one comes past it'
     """
-    return (
-        "1 shorter run on the way of a longer one" if count == 1 else f"{count} shorter runs on the way of longer ones"
-    )
+    if count == 1:
+        return "1 shorter run is written when a longer one comes past it"
+    return f"{count} shorter runs are written when longer ones come past them"
 
 
 def table(found: Sequence[Result], width: int = 120) -> Table:
@@ -259,9 +279,9 @@ def table(found: Sequence[Result], width: int = 120) -> Table:
     for result in found:
         groups.setdefault(result.config.hash + result.config.method, []).append(result)
     varying = _varying_settings([group[0].config for group in groups.values()])
-    first = found[0].config
-    title = f"{first.benchmark}, {len(found[0].accuracy)} tasks, {first.epochs} epochs"
-    shown = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD)
+    shown = Table(
+        title=in_common(found), title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD
+    )
     details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
     shown.add_column("method", no_wrap=True)
     for name in (*varying, "A", "F", "I", *details, "seeds"):
@@ -283,6 +303,13 @@ def table(found: Sequence[Result], width: int = 120) -> Table:
             str(len(group)),
         )
     return shown
+
+
+def in_common(found: Sequence[Result]) -> str:
+    """The benchmark, and how many tasks and epochs all of these have, unless they differ in it."""
+    counts = {"task": {len(r.accuracy) for r in found}, "epoch": {r.config.epochs for r in found}}
+    shared = [count_of(same.pop(), thing) for thing, same in counts.items() if len(same) == 1]
+    return ", ".join([found[0].config.benchmark, *shared])
 
 
 def with_intransigence(result: Result, found: Sequence[Result]) -> Result:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from alasso.bench.data import ImageSet
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 Pair = tuple[Any, Any]
 
@@ -156,7 +157,7 @@ def split(
         needed = count * classes_per_task
         if needed > len(images.classes):
             raise AlassoError(
-                f"{count} tasks of {classes_per_task} classes need {needed} classes, {images.name} has "
+                f"{count_of(count, 'task')} of {classes_per_task} classes need {needed} classes, {images.name} has "
                 f"{len(images.classes)}; ask for fewer tasks or classes"
             )
         order = np.random.default_rng([seed, 1, number]).permutation(len(images.classes))
@@ -219,9 +220,10 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
         raise AlassoError(f"heads must be shared or own, not {heads!r}")
     if not pairs:
         raise AlassoError("a stream needs at least one (train, test) pair")
+    for t, given in enumerate(pairs):
+        if not isinstance(given, tuple | list) or len(given) != 2 or any(isinstance(half, Tensor) for half in given):
+            raise AlassoError(f"task {t + 1} is no pair (train, test): write Stream.of([(train_1, test_1), …])")
     halves = [tuple(_as_tensors(half, f"task {t + 1}") for half in pair) for t, pair in enumerate(pairs)]
-    if any(len(pair) != 2 for pair in halves):
-        raise AlassoError("each task of a stream is a pair (train, test)")
     shapes = {tuple(x.shape[1:]) for pair in halves for x, _ in pair}
     if len(shapes) > 1:
         raise AlassoError(f"all tasks must have inputs of one shape, not {' and '.join(map(str, sorted(shapes)))}")

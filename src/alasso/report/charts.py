@@ -15,8 +15,9 @@ from alasso.bench import metrics
 from alasso.errors import AlassoError
 from alasso.report.drawing import group_look, tick_places
 from alasso.report.figures import EVERY, bar_groups, decoupling_groups, group_lines, memory_groups
-from alasso.report.groups import Array, Curve, Group, Section
+from alasso.report.groups import Array, Curve, Group
 from alasso.report.names import Look
+from alasso.report.sections import Section
 
 HEIGHT = 340
 MARKERS = {

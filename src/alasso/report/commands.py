@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
@@ -43,14 +44,14 @@ def report(
         raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
     content = page.build(found).encode()
     write_whole(output, content)
-    say(f"{output}: {len(found.results)} results, {len(content) / 1e6:.1f} MB")
+    say(f"{output}: {count_of(len(found.results), 'result')}, {len(content) / 1e6:.1f} MB")
     if figures is not None:
         from alasso.report.figure_files import FORMATS, write_figures
 
         written, absent = write_figures(found.results, figures)
         for line in absent:
             say(line)
-        say(f"{figures}: {len(written) // len(FORMATS)} figures as {', '.join(FORMATS)}")
+        say(f"{figures}: {count_of(len(written) // len(FORMATS), 'figure')} as {', '.join(FORMATS)}")
     return None
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alasso.errors import AlassoError
-from alasso.report.groups import MEASURES, Group, groups, mean_and_spread, sections
+from alasso.report.groups import MEASURES, Group, groups, mean_and_spread
 from alasso.report.load import collect
 from alasso.report.names import METHOD_NAMES, number, plain
+from alasso.report.sections import sections
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -162,7 +164,7 @@ def _method_key(group: Group) -> str:
 
 def _common_title(found: Sequence[Group]) -> str:
     """What the groups have in common."""
-    places = {f"{g.config.benchmark}, {len(g.results[0].accuracy)} tasks" for g in found}
+    places = {f"{g.config.benchmark}, {count_of(len(g.results[0].accuracy), 'task')}" for g in found}
     methods = {METHOD_NAMES.get(group.method, group.method) for group in found}
     place = places.pop() if len(places) == 1 else "different benchmarks or numbers of tasks"
     return f"{methods.pop()} on {place}" if len(methods) == 1 else place

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alasso.errors import AlassoError
-from alasso.report.groups import Array, Group, Section, by_settings
+from alasso.report.groups import Array, Group, by_settings
 from alasso.report.names import Look, look_of, on_ramp, plain
+from alasso.report.sections import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from alasso.bench.atomic import disk_errors_as_advice
 from alasso.bench.results import Result
 from alasso.report import figure_tables, figures
 from alasso.report.drawing import matplotlib, style
-from alasso.report.groups import Section, sections
+from alasso.report.sections import Section, sections
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,10 @@ import numpy as np
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.report.drawing import new_figure, safe, style, titled
-from alasso.report.groups import Group, Section, is_accurate_only, sections
+from alasso.report.groups import Group, is_accurate_only
 from alasso.report.names import number
+from alasso.report.sections import Section, sections
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +55,7 @@ def sensitivity(results: Sequence[Result]) -> Figure | None:
         return None
     values = sorted({a for row in rows.values() for a in row})
     grid = np.array([[(row[a].mean("A") or np.nan) if a in row else np.nan for a in values] for row in rows.values()])
-    names = [f"{benchmark}\n{tasks} tasks" for benchmark, tasks in rows]
+    names = [f"{benchmark}\n{count_of(tasks, 'task')}" for benchmark, tasks in rows]
     with style():
         figure, (axes,) = new_figure(2.2 + 0.62 * len(values), 1.5 + 0.55 * len(rows))
         image = axes.imshow(grid, cmap="cividis", aspect="auto")

@@ -23,8 +23,9 @@ from alasso.report.drawing import (
     tick_places,
     titled,
 )
-from alasso.report.groups import Array, Curve, Group, Section, has_memory, one_section
+from alasso.report.groups import DECOUPLED, Array, Curve, Group, differences, has_memory
 from alasso.report.names import Look
+from alasso.report.sections import Section, one_section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,10 +61,16 @@ def decoupling(results: Sequence[Result]) -> Figure | None:
 
 
 def decoupling_groups(section: Section) -> list[Group]:
-    """The standard ALASSO and the one without decoupling, nothing if either is lacking."""
-    standard = section.standard.get("alasso")
-    coupled = [group for group in section.groups if group.variant == "no decoupling" and group is not standard]
-    return [standard, coupled[0]] if standard and coupled else []
+    """ALASSO with decoupling and the one without that equals it in all else; nothing if there is no such pair."""
+    of_alasso = [group for group in section.groups if group.method == "alasso"]
+    pairs = [
+        [group, coupled]
+        for coupled in of_alasso
+        for group in of_alasso
+        if coupled.variant == "no decoupling" and group is not coupled
+        if set(differences(group.config, coupled.config)) <= DECOUPLED
+    ]
+    return min(pairs, key=lambda pair: pair[0] is not section.standard["alasso"], default=[])
 
 
 def memory(results: Sequence[Result]) -> Figure | None:

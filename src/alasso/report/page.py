@@ -10,10 +10,12 @@ import alasso
 from alasso.bench import metrics
 from alasso.bench.catalog import BENCHMARKS
 from alasso.report import charts, page_parts
-from alasso.report.groups import Group, Section, sections, telling_first
+from alasso.report.groups import Group
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
 from alasso.report.page_parts import json_script, numbers_table, summary, text
+from alasso.report.sections import Section, sections, telling_first
+from alasso.wording import count_of
 
 #: Cells of accuracy matrices that a page holds, about half a megabyte; the main lines come first.
 MOST_CELLS = 100_000
@@ -173,7 +175,7 @@ def live_section(live: Sequence[Progress]) -> str:
         )
     runs = "".join(
         f'<li>{page_parts.swatch(progress.look)}{text(progress.label)}: <span data-log="{text(progress.label)}">'
-        f"{len(progress.tasks)} tasks learned</span></li>"
+        f"{count_of(len(progress.tasks), 'task')} learned</span></li>"
         for progress in live
     )
     return (

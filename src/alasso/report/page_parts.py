@@ -11,8 +11,10 @@ from alasso.bench import metrics
 from alasso.bench.catalog import METHODS
 from alasso.report.drawing import group_look
 from alasso.report.figure_tables import sensitivity_rows
-from alasso.report.groups import MEASURES, Curve, Group, Section, mean_and_spread
+from alasso.report.groups import MEASURES, Curve, Group, mean_and_spread
 from alasso.report.names import Look, number, plain
+from alasso.report.sections import Section
+from alasso.wording import count_of
 
 LONGEST = 300  # letters of any one string from a file
 
@@ -169,7 +171,7 @@ def final_accuracies(section: Section) -> Curve:
 def summary(section: Section, of: Curve, what: str) -> str:
     """A chart in one sentence, for who does not see it: the last value of every line."""
     ends = [f"{section.label(group)} {number(float(group.curve(of)[0][-1]))}" for group in section.headline]
-    return f"{what} after {section.tasks} tasks: {'; '.join(ends)}."
+    return f"{what} after {count_of(section.tasks, 'task')}: {'; '.join(ends)}."
 
 
 def accuracy_summary(section: Section) -> str:

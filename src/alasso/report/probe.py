@@ -29,6 +29,7 @@ from alasso.methods.surrogate import two_sided_spring
 from alasso.regularizers import ALASSO
 from alasso.report.probe_findings import Measured, Plan
 from alasso.report.sides import Loss, Weight, losses
+from alasso.wording import count_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def probe_first_task(
     stream = make_stream(config, data_dir, place)
     torch.manual_seed(config.seed)
     learner = train.make_learner(config, stream, None, place)
-    say(f"learning the first task: {config.method}, {config.epochs} epochs, seed {config.seed}")
+    say(f"learning the first task: {config.method}, {count_of(config.epochs, 'epoch')}, seed {config.seed}")
     learned = learn_first_task(learner)
     return measure(plan, learned, stream)
 

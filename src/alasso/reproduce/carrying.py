@@ -20,6 +20,7 @@ from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import Part, Plan, Probe, result_path
+from alasso.wording import count_of
 
 
 def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -> runs.Options:
@@ -49,10 +50,17 @@ def _carry_out(
 def counted(trained: int, on_the_way: int = 0) -> str:
     """
     >>> counted(1), counted(36, 33)
-    ('1 run', '36 runs and 33 shorter runs on the way of longer ones')
+    ('1 run', '36 runs (33 shorter runs are written when longer ones come past them)')
     """
-    runs_ = "1 run" if trained == 1 else f"{trained} runs"
-    return f"{runs_} and {runs.shorter_runs(on_the_way)}" if on_the_way else runs_
+    in_passing = f" ({runs.written_in_passing(on_the_way)})" if on_the_way else ""
+    return count_of(trained, "run") + in_passing
+
+
+def to_do(plan: Plan) -> str:
+    """All that the plan's table counts: runs, and single weights measured."""
+    runs_ = [counted(plan.runs, plan.on_the_way)] if plan.runs else []
+    probes = [count_of(len(plan.probes), "probe")] if plan.probes else []
+    return " and ".join(runs_ + probes)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from alasso.reproduce.claims import Judged
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from alasso.reproduce.study import Study
 
 STOPPED = 130  # as shells report a program ended by Ctrl-C
+A_DAY = 86_400  # seconds
 NO_DRAWING = "without figures and page: {}"
 
 
@@ -59,6 +61,12 @@ def reproduce(
     """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
     from alasso.reproduce.study import Places, Study
 
+    if plan and judge:
+        raise AlassoError("--plan says what would be run, --judge judges what was: give one of the two")
+    if plan and (document or report):
+        raise AlassoError(f"--plan writes nothing: leave out {'--document' if document else '--report'}, or --plan")
+    if judge and seeds is not None:
+        raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
     places = Places.chosen(quick, out, document, report, of_paper=study is None)
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
     if plan:
@@ -75,15 +83,21 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
 
     planned = work.plan()
     if planned.empty:
-        return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
+        return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
-    todo = carrying.counted(planned.runs, planned.on_the_way)
-    say(f"{todo} to do, {planned.present} already in {work.places.out}; {estimate.sentence()}.")
+    say(f"To do: {carrying.to_do(planned)}; {planned.present} already in {work.places.out}; {estimate.sentence()}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
         say(f"{advice[0].upper()}{advice[1:]}.")
+    if estimate.seconds > A_DAY:
+        quick = "" if work.quick else "--quick takes minutes, "
+        say(f"{quick}--only runs some of it: see alasso list.")
     return None
+
+
+def there(count: int) -> str:
+    return "the 1 result is" if count == 1 else f"all {count} results are"
 
 
 def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:
@@ -92,14 +106,13 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
 
     planned = work.plan()
     if planned.empty:
-        return say(f"Nothing to run: all {planned.present} results are in {work.places.out}.")
+        return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
     if absent := carrying.absent_data(planned, data_dir):
         raise AlassoError(carrying.data_advice(absent, work.chosen))
     work.places.refuse_mixture(work)
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
-    todo = carrying.counted(planned.runs, planned.on_the_way)
-    hush(f"{todo} to do, {planned.present} already there; {estimate.sentence()}.")
+    hush(f"To do: {carrying.to_do(planned)}; {planned.present} already there; {estimate.sentence()}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Console(), hush)
@@ -141,7 +154,7 @@ def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_pag
     except AlassoError as error:
         say(str(error))
     write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())
-    say(f"{work.places.document}: {len(judged)} claims")
+    say(f"{work.places.document}: {count_of(len(judged), 'claim')}")
     if page is not None:
         write_whole(work.places.report, page.encode())
         say(f"{work.places.report}: every run")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from alasso.bench import metrics
 from alasso.report.groups import Array
 from alasso.reproduce.evidence import Evidence, Values
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from alasso.report.probe_findings import Measured
@@ -172,7 +173,7 @@ def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, withi
 def probe_evenness(evidence: Evidence, *, of: str) -> Finding:
     """Median over weights of the loss's change on the shallow side over its rise on the steep side; 1: symmetric."""
     evenness = evidence.probe(of).shallow_over_steep()
-    return Finding(float(np.median(evenness)), None, 1, f"{len(evenness)} weights")
+    return Finding(float(np.median(evenness)), None, 1, count_of(len(evenness), "weight"))
 
 
 def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") -> Finding:
@@ -208,7 +209,7 @@ def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool
 
 def share(of_weights: npt.NDArray[np.bool_]) -> Finding:
     value = float(of_weights.mean()) if len(of_weights) else math.nan
-    return Finding(value, None, 1, f"{len(of_weights)} weights")
+    return Finding(value, None, 1, count_of(len(of_weights), "weight"))
 
 
 Computation = Callable[..., Finding]

@@ -22,6 +22,7 @@ from alasso.reproduce import show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
 from alasso.reproduce.computations import Finding, difference, mean
 from alasso.reproduce.evidence import Evidence, NotRun
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,7 +261,7 @@ class Document:
             commit = str(env.get("commit") or "unknown")[:8]
             name = f"{timing.device_of(result)}, torch {env.get('torch')}, commit {commit}"
             counts[name] = counts.get(name, 0) + 1
-        return "; ".join(f"{name}: {count} results" for name, count in counts.items()) or MISSING
+        return "; ".join(f"{name}: {count_of(count, 'result')}" for name, count in counts.items()) or MISSING
 
     def _all_results(self) -> list[Result]:
         return self.evidence.results_of(self.evidence.experiments)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from alasso.bench.config import RunConfig
 from alasso.bench.waypoints import carriers
 from alasso.reproduce.experiments import Experiment
+from alasso.wording import count_of
 
 RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
 
@@ -49,12 +50,14 @@ class Probe:
 class Plan:
     """``parts`` and ``probes``: what is missing; ``present``: how many runs are there already.
 
-    ``runs``: how many are trained; ``on_the_way``: how many more are passed through by these.
+    ``runs``: how many are trained; ``on_the_way``: how many more are passed through by these; ``nothing_to_train``: by
+    title, runs that are there already and belong to no part.
     """
 
     parts: tuple[Part, ...]
     probes: tuple[Probe, ...]
     present: int
+    nothing_to_train: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def runs(self) -> int:
@@ -70,7 +73,8 @@ class Plan:
 
 
 def part_title(config: RunConfig) -> str:
-    return f"{config.benchmark}, {config.tasks} tasks"
+    tasks = "all tasks" if config.tasks is None else count_of(config.tasks, "task")
+    return f"{config.benchmark}, {tasks}"
 
 
 def result_path(config: RunConfig, out: Path) -> Path:
@@ -92,10 +96,13 @@ def make_plan(experiments: Sequence[Experiment], seeds: int | None, out: Path) -
     wanted = {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
     missing = [config for config in wanted.values() if not result_path(config, out).exists()]
     present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
+    parts = _parts(missing, present)
+    with_part = {part.title for part in parts}
     return Plan(
-        parts=tuple(_parts(missing, present)),
+        parts=tuple(parts),
         probes=tuple(probe for probe in _probes(experiments) if not probe.path(out).exists()),
         present=present.total(),
+        nothing_to_train={title: count for title, count in present.items() if title not in with_part},
     )
 
 

@@ -14,8 +14,9 @@ from alasso.report.names import number
 from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, Judged, tally
 from alasso.reproduce.computations import Finding
 from alasso.reproduce.experiments import Experiment
-from alasso.reproduce.plan import Plan
+from alasso.reproduce.plan import Plan, part_title
 from alasso.reproduce.timing import Estimate, human
+from alasso.wording import count_of
 
 STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red", NOT_RUN: "dim"}
 #: The quick version says what it saw; it gives no verdict on the paper.
@@ -50,6 +51,9 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
         about = "?" if seconds is None else human(seconds)
         counts = [str(len(counted)) for counted in (part.trained, part.on_the_way)]
         table.add_row(part.title, ", ".join(waiting), *counts, str(part.present), about)
+    for title, present in plan.nothing_to_train.items():
+        of = [one.id for one in experiments if one.probe is None and title in {part_title(c) for c in one.configs(1)}]
+        table.add_row(title, ", ".join(of), "0", "0", str(present), "–")
     if plan.probes:
         waiting = [one.id for one in experiments if one.probe is not None]
         table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", "0", human(estimate.probes))
@@ -131,7 +135,7 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
         return "No claim rests on these experiments."
     words = {HOLDS: "hold", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "do not hold", NOT_RUN: "not run"}
     parts = [f"{count} {words[verdict]}" for verdict, count in tally(judged).items() if count]
-    return f"Of {len(judged)} claims: {', '.join(parts)}."
+    return f"Of {count_of(len(judged), 'claim')}: {', '.join(parts)}."
 
 
 def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:

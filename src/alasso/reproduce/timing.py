@@ -24,6 +24,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.progress import Quiet
 from alasso.bench.results import Result
 from alasso.reproduce.plan import Part, Plan
+from alasso.wording import count_of
 
 PARTS_FILE = "parts.csv"
 COLUMNS = ("part", "device", "runs", "steps", "seconds", "finished")
@@ -93,7 +94,7 @@ class Estimate:
             MEASURED: "from single runs measured just now: evaluation adds to it, stacking takes off",
         }
         known = [(source, count) for source, count in self.sources.items() if count]
-        where = "; ".join(f"{count} runs {names[source]}" for source, count in known)
+        where = "; ".join(f"{count_of(count, 'run')} {names[source]}" for source, count in known)
         if len(known) == 1:
             where = names[known[0][0]]
         rest = f"; not counting {', '.join(self.uncounted)}" if self.uncounted else ""

@@ -16,6 +16,7 @@ from alasso.bench.data.images import (
     to_rgb,
 )
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 _TEST_SHARE = 0.2
 _SPLIT_SEED = 0
@@ -32,9 +33,7 @@ def load_folder(path: str | Path, size: int) -> ImageSet:
     """
     root = Path(path).expanduser()
     require_size(size)
-    if not root.is_dir():
-        raise AlassoError(f"there is no folder {root}")
-    train, test = _published_split(root) or _seeded_split(root)
+    train, test = _split(root)
     train_images, train_labels = _read(train, size)
     test_images, test_labels = _read(test, size)
     return ImageSet(
@@ -46,6 +45,17 @@ def load_folder(path: str | Path, size: int) -> ImageSet:
         test_labels=test_labels,
         classes=tuple(train),
     )
+
+
+def folder_classes(path: str | Path) -> tuple[str, ...]:
+    """The classes that :func:`load_folder` finds; no picture is opened."""
+    return tuple(_split(Path(path).expanduser())[0])
+
+
+def _split(root: Path) -> tuple[_ClassPaths, _ClassPaths]:
+    if not root.is_dir():
+        raise AlassoError(f"there is no folder {root}")
+    return _published_split(root) or _seeded_split(root)
 
 
 def _published_split(root: Path) -> tuple[_ClassPaths, _ClassPaths] | None:
@@ -97,7 +107,9 @@ def _class_paths(root: Path) -> _ClassPaths:
 
 def _require_pictures(folder: Path, paths: list[Path], at_least: int) -> None:
     if len(paths) < at_least:
-        raise AlassoError(f"the class folder {folder} has {len(paths)} pictures; it needs at least {at_least}")
+        raise AlassoError(
+            f"the class folder {folder} has {count_of(len(paths), 'picture')}; it needs at least {at_least}"
+        )
 
 
 def _read(classes: _ClassPaths, size: int) -> tuple[Pixels, Labels]:

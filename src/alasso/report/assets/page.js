@@ -2,6 +2,7 @@
 (() => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const dataOf = (id) => JSON.parse(document.getElementById(id).textContent);
+  const countOf = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
   const plots = new Map(); // chart element → Bokeh plot
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -132,7 +133,7 @@
     for (const progress of state.live) {
       for (const element of all("[data-live]")) update(plots.get(element), progress, element.dataset.live);
       const note = all("[data-log]").find((each) => each.dataset.log === progress.label);
-      const words = `${progress.tasks.length} tasks learned, ${progress.loss.length} epochs`;
+      const words = `${countOf(progress.tasks.length, "task")} learned, ${countOf(progress.loss.length, "epoch")}`;
       if (note && note.textContent !== words) note.textContent = words;
     }
   }
