@@ -146,7 +146,7 @@ def report(
     console.print(f"{where['cpu'] if not where['gpu'] else where['gpu']}, torch {where['torch']}, {where['commit']}")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     stem = f"{today}-{name}-{options.device.partition(':')[0]}"
-    settings = {key: value for key, value in vars(options).items() if key != "out"}
+    settings = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
     text = json.dumps(
         {"benchmark": name, "settings": settings, "environment": where, "notes": notes, **record}, indent=1
     )

@@ -10,6 +10,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -298,6 +299,7 @@ def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path):
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from alasso.bench.config import RunConfig
 from alasso.bench import train
 
@@ -972,3 +974,20 @@ def test_multi_value_options():
 
 def test_learners_and_catalog_know_the_same_methods():
     assert set(LEARNERS) == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("device", "hidden", "resident", "threads"),
+    [("cpu", 100, True, 1), ("cpu", 2000, True, 4), ("cuda", 2000, True, 1), ("cuda", 100, False, 4)],
+)
+def test_threads_are_left_alone_where_they_gain_something(device, hidden, resident, threads):
+    model = torch.nn.Sequential(torch.nn.Linear(784, hidden), torch.nn.Linear(hidden, hidden))
+    learner = SimpleNamespace(device=torch.device(device), model=model, resident=resident)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with train.few_threads_for(learner):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)

@@ -101,7 +101,7 @@ def run_together(
     reference_of = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
-    with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner.model, place):
+    with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner):
         found: dict[str, Result] = {}
         groups = in_step(lanes)
         while groups:
@@ -208,15 +208,24 @@ def set_precision(precision: str) -> None:
 
 
 @contextmanager
-def few_threads_for(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """One thread for a small network on a CPU: more gain it nothing, and cost it much where the cores are busy."""
+def few_threads_for(learner: Learner) -> Iterator[None]:
+    """While inside, one thread where more gain nothing, and cost much: with cores that are busy, all wait for one."""
     before = torch.get_num_threads()
-    if device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL_NETWORK:
+    if gains_nothing_from_threads(learner):
         torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def gains_nothing_from_threads(learner: Learner) -> bool:
+    """On a CPU a small network. On a GPU the host has but to plan epochs, unless it gathers the examples, too; and a
+    core is always busy there, with waiting for the GPU or with writing a checkpoint.
+    """
+    if learner.device.type == "cpu":
+        return sum(p.numel() for p in learner.model.parameters()) < SMALL_NETWORK
+    return learner.resident
 
 
 @contextmanager
