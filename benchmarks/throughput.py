@@ -8,8 +8,8 @@ compile and record, are not timed.
 
 The floor: every step has to read eight tensors of the size of the weights (θ, both moments of Adam, anchor, stiffness,
 ω; and θ again for each product) and the side, a byte a weight, and write four, at the bandwidth that copying reaches
-here. VCL has a mean and a log-variance for each weight: of these, five tensors and four are read and three and four
-written, and mean and variance are read again for each product.
+here. VCL has a mean and a log-variance for each weight: of each, five tensors are read, and three and four written, and
+mean and variance are read again for each product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = 235  # of an epoch of 60,000 images
 WEIGHTS = 784 * 2000 + 2000 + 2000 * 2000 + 2000 + 2000 * 10 + 10
 BYTES_OF_THE_UPDATE = 4 * (6 + 4) + 1  # θ, m, v, anchor, stiffness, ω and the side read; θ, m, v, ω written
 BYTES_OF_THE_PRODUCTS = 4 * 2  # θ read in the forward and in the backward pass
-BYTES_OF_THE_UPDATE_OF_GAUSSIANS = 4 * (5 + 3) + 4 * (4 + 4)  # means have a stiffness, log-variances a variance
+BYTES_OF_THE_UPDATE_OF_GAUSSIANS = 4 * (5 + 3) + 4 * (5 + 4)  # means have a stiffness, log-variances a variance
 BYTES_OF_THE_PRODUCTS_OF_GAUSSIANS = 4 * (2 + 2)
 FLOPS = 2 * 256 * (3 * WEIGHTS - 784 * 2000)  # twice as many where means and variances have products of their own
 
@@ -140,6 +140,7 @@ def main() -> None:
     words.out.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": "throughput",
+        "method": words.method,
         "environment": results.environment("cuda"),
         "copy_bandwidth": bandwidth,
         "floor": floor,

@@ -56,9 +56,6 @@ def main() -> None:
     for _ in range(options.rounds):
         seconds, found = timed(wanted, options.data_dir, options.device)
         times.append(seconds)
-    if options.keep:
-        for result in found:
-            results.write(result, options.keep)
     warm = statistics.median(times)
     steps = sum(map(steps_of, wanted))
     accuracy = statistics.mean(float(result.metrics["A"] or 0) for result in found)
@@ -73,6 +70,8 @@ def main() -> None:
         [],
         options,
     )
+    for result in found if options.keep else ():
+        results.write(result, options.keep)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """Stacked runs of VCL against the same runs one by one, with a noise that does not depend on chance."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from alasso import AlassoError
 from alasso.bench import compiling, lane_gradients, lanes, loop, models, slots, stack, train, variational
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Observer
 from alasso.bench.streams import Stream
+from alasso.errors import DivergedError
 from alasso.methods import vcl
 from test_lanes import (
     CPU,
@@ -172,12 +173,6 @@ def test_a_batch_may_be_sampled_several_times(same_noise):
     assert not torch.equal(*(everything(lane)["model.net.1.weight_logvar"] for lane in (once, together[0])))
 
 
-def test_a_step_without_samples_is_refused_before_it_is_made():
-    config = small(train_samples=0)
-    with pytest.raises(AlassoError, match="samples must be at least 1"):
-        train.make_learner(config, make_stream(config, None, CPU), None, CPU)
-
-
 def test_a_clipped_loss_of_a_stack_is_that_of_its_lanes_alone(same_noise):
     configs = [small(tasks=2, loss_clip=0.09, seed=seed) for seed in (0, 1)]
     streams = make_streams(configs, None, CPU)
@@ -195,6 +190,51 @@ def test_bf16_stays_near_float32(same_noise):
             assert low[name].dtype == torch.float32 and torch.isfinite(low[name]).all()
             assert (low[name] - full[name]).abs().mean() < 0.1 * full[name].abs().mean() + 1e-3, name
         assert not torch.equal(low["model.1.weight_mean"], full["model.1.weight_mean"])
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("tf32", torch.float32)])
+def test_alone_products_are_in_the_precision_that_was_asked_for(precision, dtype, monkeypatch):
+    """In steps, on coresets and in answers; as in a stack, which `test_bf16_stays_near_float32` is about."""
+    config = small("vcl-coreset", tasks=2, precision=precision)
+    (lane,) = trained([config], make_streams([config], None, CPU), None)
+    learner, seen = lane.learner, []
+    product = vcl.BayesLinear.linear_map
+
+    def noting(layer, x, W, b):
+        seen.append(product(layer, x, W, b).dtype)
+        return product(layer, x, W, b)
+
+    monkeypatch.setattr(vcl.BayesLinear, "linear_map", noting)
+    for use in (
+        lambda: learner.step(1, learner.epoch_plan(1, 0)[0]),
+        lambda: learner.train_on_coresets(1),
+        lambda: learner.accuracies_on(learner.stream.tasks),
+    ):
+        seen.clear()
+        use()
+        assert set(seen) == {dtype}
+
+
+@pytest.mark.parametrize("method", ["vcl", "vcl-coreset"])
+def test_a_run_that_diverges_is_no_result(method):
+    config = small(method, tasks=2, epochs=1, learning_rate=1e30)
+    with pytest.raises(DivergedError, match="no longer finite"):
+        train.run(config, device="cpu")
+
+
+def test_how_many_lanes_fit_is_asked_of_each_kind(monkeypatch):
+    """Those of VCL have twice the parameters."""
+    configs = [small(), small(seed=1), *(RunConfig.for_benchmark("permuted-digits", "sgd", seed=s) for s in (0, 1))]
+    configs = [replace(config, tasks=1, epochs=1, hidden=16, batch_size=500) for config in configs]
+    together = [
+        lane_of(config, stream) for config, stream in zip(configs, make_streams(configs, None, CPU), strict=True)
+    ]
+    monkeypatch.setattr(train, "that_fit", lambda learner: 1 if isinstance(learner, variational.Variational) else 2)
+    assert [[lane.config.method for lane in group] for group in train.in_step(together)] == [
+        ["vcl"],
+        ["vcl"],
+        ["sgd", "sgd"],
+    ]
 
 
 def test_lanes_have_each_a_noise_of_their_own():
@@ -576,10 +616,28 @@ def test_on_a_gpu_a_recorded_point_estimate_is_that_of_steps_one_by_one(monkeypa
 
 @on_gpu
 def test_on_a_gpu_replayed_steps_draw_their_noise_anew():
-    """Also in the second task, whose steps are replayed from what the first one recorded."""
-    config = small(tasks=2, epochs=6, batch_size=100, precision="float32")
+    """The weights stand still and the batches are the same: what differs from one replay to the next is the noise."""
+    config = small(tasks=1, batch_size=100, point_epochs=0, initial_logvar=-1.0, precision="float32")
     device = torch.device("cuda", 0)
-    one, other = trained([config] * 2, make_streams([config] * 2, None, device), None)
-    (again,) = trained([config], make_streams([config], None, device), None)
-    weights = [lane.learner.model[1].weight_mean for lane in (one, other, again)]
-    assert not torch.equal(weights[0], weights[1]) and torch.isfinite(torch.stack(weights)).all()
+    lane = train.begun(config, make_stream(config, None, device), None, device, None, None, train.Quiet())
+    steps = loop.Trainer([lane], 1e9, lambda: False).steps
+    lane.learner.begin_task(0)
+    lane.learner.prepare(0)
+    steps.begin(0)
+    steps.stack.rate.zero_()
+    plans = lane.learner.epoch_plan(0, 0)
+    steps.begin_epoch(steps.planned([plans]), [len(plans)])
+    for i in range(lanes.WARM_UP):
+        steps.step(i)
+    assert list(steps.recordings) == [lanes.TOGETHER, 1]
+
+    def losses(recording):
+        steps.loss_sum.zero_()
+        steps.go_to(0)
+        recording.replay()
+        return float(steps.loss_sum)
+
+    for recording in steps.recordings.values():
+        found = {losses(recording) for _ in range(5)}
+        lane.learner.accuracies_on(lane.stream.tasks)  # which leaves no trace in the random numbers
+        assert len(found | {losses(recording) for _ in range(5)}) == 10

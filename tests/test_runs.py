@@ -20,7 +20,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
-from alasso.bench import atomic, catalog, checkpoint, loop, losses, results, runs, train
+from alasso.bench import atomic, catalog, checkpoint, learners, loop, losses, results, runs, train
 from alasso.bench.benchmarks import left_over, make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
@@ -299,7 +299,6 @@ def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path):
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 from alasso.bench.config import RunConfig
 from alasso.bench import train
 
@@ -991,3 +990,50 @@ def test_threads_are_left_alone_where_they_gain_something(device, hidden, reside
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "size"),
+    [("cpu", (784,), 256), ("cuda", (784,), 2674), ("cuda", (2,), 8192), ("cuda", (3, 224, 224), 256)],
+)
+def test_passes_over_a_task_go_in_pieces_that_a_gpu_is_kept_busy_by(device, shape, size):
+    config = RunConfig.for_benchmark("permuted-mnist", "ewc")
+    learner = SimpleNamespace(device=torch.device(device), config=config, stream=SimpleNamespace(input_shape=shape))
+    assert learners.Regularized.assessed_at_once.fget(learner) == size
+
+
+@pytest.mark.parametrize("method", ["ewc", "mas"])
+def test_importance_does_not_depend_on_the_pieces_of_the_pass(method, monkeypatch):
+    config = RunConfig.for_benchmark("permuted-digits", method, tasks=1, epochs=1, hidden=16)
+    stream = make_stream(config, None, torch.device("cpu"))
+
+    def importance(size):
+        monkeypatch.setattr(learners.Regularized, "assessed_at_once", size)
+        learner = train.begun(config, stream, None, torch.device("cpu"), None, None, train.Quiet()).learner
+        learner.end_task(0)
+        return learner.regularizer.importance()
+
+    whole, pieces = importance(10**6), importance(100)
+    for name in whole:
+        torch.testing.assert_close(pieces[name], whole[name], rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("initial_logvar=nan", "initial_logvar must lie between -50 and 50, not be nan"),
+        ("initial_logvar=-1000", "initial_logvar must lie between -50 and 50, not be -1000.0"),
+        ("prior_var=inf", "prior_var must be a finite number, zero or more, not inf"),
+        ("train_samples=0", "train_samples must be 1 or more, not 0"),
+        ("test_samples=-1", "test_samples must be 1 or more, not -1"),
+        ("point_epochs=-1", "point_epochs must be 0 or more, not -1"),
+        ("coreset=0", "coreset must be 1 or more, not 0"),
+        ("coreset_epochs=-3", "coreset_epochs must be 0 or more, not -3"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(setting, said, tmp_path, monkeypatch, capsys):
+    words = ["run", "permuted-digits", "--method", "vcl-coreset", "--set", setting, "--out", str(tmp_path / "runs")]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2
+    assert errors == f"alasso: {said}\n"
+    assert not (tmp_path / "runs").exists()

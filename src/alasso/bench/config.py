@@ -91,9 +91,7 @@ class RunConfig:
             if name not in method.settings:
                 raise AlassoError(f"{self.method} has no setting {name!r}{nearest(name, method.settings)}")
             settings[name] = typed_like(name, value, method.settings[name], method.choices.get(name))
-            number = settings[name]
-            if isinstance(number, float) and name not in MAY_BE_NEGATIVE and not 0 <= number < float("inf"):
-                raise AlassoError(f"{name} must be a finite number, zero or more, not {number}")
+            check_setting(name, settings[name])
         values["settings"] = dict(sorted(settings.items()))
         for name in ("tasks", "epochs", "batch_size", "hidden", "image_size", "classes_per_task"):
             if values[name] is not None and values[name] < 1:
@@ -180,8 +178,8 @@ SHORT = {"lr": "learning_rate", "bs": "batch_size", "eps": "adam_eps"}
 ADDED_LATER = {"adam_eps": 1e-8, "loss_clip": 0.0}
 #: Fields that say what a run is, and are not changes of it.
 NOT_CHANGES = ("benchmark", "method", "settings")
-#: Settings that are logarithms.
-MAY_BE_NEGATIVE = ("initial_logvar",)
+#: Between what numbers some settings lie; all others are zero or more.
+LIMITS = {"initial_logvar": (-50, 50), "train_samples": (1, None), "test_samples": (1, None), "coreset": (1, None)}
 #: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
 WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
@@ -232,6 +230,20 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     close = [SHORT[name]] if SHORT.get(name) in allowed else difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     meant = f"; did you mean {close[0]!r}? There are" if close else "; there are"
     return f"{meant}: {', '.join(allowed)}"
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Refuse a number that is out of its setting's range."""
+    if isinstance(value, bool | str):
+        return
+    least, most = LIMITS.get(name, (0, None))
+    if most is not None:
+        if not least <= value <= most:
+            raise AlassoError(f"{name} must lie between {least} and {most}, not be {value}")
+    elif isinstance(value, int) and value < least:
+        raise AlassoError(f"{name} must be {least} or more, not {value}")
+    elif not least <= value < float("inf"):
+        raise AlassoError(f"{name} must be a finite number, zero or more, not {value}")
 
 
 def typed(name: str, value: Any, annotation: str) -> Any:

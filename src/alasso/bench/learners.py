@@ -19,6 +19,7 @@ from alasso.shell import Regularizer
 
 EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
 ASSESSED_AT_ONCE = 2**21  # input values of a GPU's pass over a task at its end, else bound by launches
+MOST_ASSESSED_AT_ONCE = 2**13  # examples: few input values may have many activations behind them
 
 
 class StepPlan(NamedTuple):
@@ -86,10 +87,13 @@ class Learner:
     def step(self, t: int, plan: StepPlan) -> Tensor:
         """One optimizer step; returns the task's loss, without the penalty."""
         loss = self.loss(t, plan)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        self.descend(loss)
         return loss.detach()
+
+    def descend(self, objective: Tensor) -> None:
+        self.optimizer.zero_grad()
+        objective.backward()
+        self.optimizer.step()
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         task = self.stream.tasks[t]
@@ -106,9 +110,12 @@ class Learner:
         return mean_cross_entropy(outputs, y, self.config.loss_clip)
 
     def outputs(self, x: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with self.autocast():
             outputs: Tensor = self.model(x)
         return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def end_task(self, t: int) -> None:
         """After the last epoch of task t."""
@@ -207,12 +214,18 @@ class Regularized(Learner):
 
     def batches(self, t: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's training examples once, labels counted from the head's first column."""
-        task, size = self.stream.tasks[t], self.config.batch_size
-        if self.device.type == "cuda":
-            size = max(size, ASSESSED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel()))
-        for index in torch.arange(len(task.train)).split(size):
+        task = self.stream.tasks[t]
+        for index in torch.arange(len(task.train)).split(self.assessed_at_once):
             x, y = self.batch(task.train, index)
             yield x, y - task.head.start
+
+    @property
+    def assessed_at_once(self) -> int:
+        """Examples in a piece of the pass over a task at its end: a batch; on a GPU more, if they are small."""
+        if self.device.type != "cuda":
+            return self.config.batch_size
+        many = ASSESSED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel())
+        return max(self.config.batch_size, min(many, MOST_ASSESSED_AT_ONCE))
 
     @torch.no_grad()
     def penalty(self) -> Tensor:

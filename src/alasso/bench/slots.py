@@ -164,8 +164,7 @@ def logvar_and_adam_(
     half_share: Tensor,
 ) -> None:
     """KL term and Adam of log-variances in one pass; a lane that is not active stays as it is."""
-    # σ² = exp(log σ²) is its own derivative; computed again, for reading it would take longer.
-    total = grad * theta.exp() + kl_grad_by_logvar(theta, anchor, half_share)
+    total = grad * variance + kl_grad_by_logvar(theta, anchor, half_share)  # σ² by log σ² is σ²
     moved = after_adam(theta, m, v, total, step_size, root, adam_epsilon)
     put_where_(active, (theta, m, v, variance), (*moved, moved[0].exp()))
 

@@ -161,8 +161,13 @@ def in_step(lanes: Sequence[Lane]) -> list[list[Lane]]:
     apart = [
         [[lane] for lane in g] if not can_share_a_stack([lane.learner for lane in g]) else [g] for g in groups.values()
     ]
-    fitting = that_fit(lanes[0].learner) if len(lanes) > 1 else 1
-    return [group[i : i + fitting] for parts in apart for group in parts for i in range(0, len(group), fitting)]
+    return [part for parts in apart for group in parts for part in in_parts_that_fit(group)]
+
+
+def in_parts_that_fit(group: Sequence[Lane]) -> list[list[Lane]]:
+    """No more lanes in a stack than the memory holds."""
+    fitting = that_fit(group[0].learner) if len(group) > 1 else 1
+    return [list(group[i : i + fitting]) for i in range(0, len(group), fitting)]
 
 
 def make_learner(

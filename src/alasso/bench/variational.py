@@ -14,6 +14,7 @@ from alasso.bench.learners import MEMORY, Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
 from alasso.bench.streams import Task
 from alasso.coresets import k_center_coreset, random_coreset
+from alasso.errors import DivergedError
 from alasso.methods import vcl
 
 CORESET_EPOCHS = 1 << 21  # where in the seeds' space the training on coresets lies
@@ -27,13 +28,10 @@ class Variational(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        vcl.check_samples(self.config.settings["train_samples"])
         self.data_size = len(self.stream.tasks[0].train)  # of the running task: N, which the KL term is divided by
         # Made at once, so that its first weights depend on the run's own seed, whatever other runs begin beside it.
-        self.point_estimate = self.new_point_estimate() if self.config.settings["point_epochs"] > 0 else None
-
-    def new_point_estimate(self) -> Learner:
-        return Learner(self.config, self.stream, self.make_model, self.device)
+        plain = self.config.settings["point_epochs"] > 0
+        self.point_estimate = Learner(self.config, self.stream, self.make_model, self.device) if plain else None
 
     def new_model(self) -> nn.Module:
         return self.converted(super().new_model())
@@ -44,12 +42,12 @@ class Variational(Learner):
         return vcl.convert(point_estimate, initial_logvar=logvar, prior_var=prior_var)
 
     def begin_task(self, t: int) -> None:
-        if t == 0 and self.config.settings["point_epochs"] > 0:
-            self.start_from_point_estimate(self.point_estimate or self.new_point_estimate())
+        if self.point_estimate is not None:
+            self.start_from(self.point_estimate)
             self.point_estimate = None
         self.optimizer = self.new_optimizer()
 
-    def start_from_point_estimate(self, plain: Learner) -> None:
+    def start_from(self, plain: Learner) -> None:
         """Train a plain network on the first task for a while; its weights become the means."""
         # Recorded, not compiled: it is over before that would pay.
         recorded = self.device.type == "cuda" and plain.can_be_recorded
@@ -68,10 +66,7 @@ class Variational(Learner):
 
     def step(self, t: int, plan: StepPlan) -> Tensor:
         loss = self.loss(t, plan)
-        total = loss + self.cost_of_leaving_the_prior()
-        self.optimizer.zero_grad()
-        total.backward()
-        self.optimizer.step()
+        self.descend(loss + self.cost_of_leaving_the_prior())
         return loss.detach()
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
@@ -81,7 +76,7 @@ class Variational(Learner):
         def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
             return self.cross_entropy(outputs[:, head], y - head.start)
 
-        return vcl.expected_loss(self.model, x, y, cross_entropy, samples=self.config.settings["train_samples"])
+        return vcl.expected_loss(self.outputs, x, y, cross_entropy, samples=self.config.settings["train_samples"])
 
     def cost_of_leaving_the_prior(self) -> Tensor:
         return vcl.kl(self.model) / self.data_size
@@ -95,6 +90,7 @@ class Variational(Learner):
 
     def end_task(self, t: int) -> None:
         super().end_task(t)
+        check_posterior(self.model)
         vcl.update_prior(self.model)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -108,10 +104,18 @@ class Variational(Learner):
             return super().accuracies_on(tasks)
 
     def answers(self, x: Tensor, task: Task) -> Tensor:
-        probabilities = vcl.predict(
-            self.model, x, self.config.settings["test_samples"], head=lambda outputs: outputs[:, task.head]
-        )
+        with self.autocast():
+            probabilities = vcl.predict(
+                self.model, x, self.config.settings["test_samples"], head=lambda outputs: outputs[:, task.head]
+            )
         return probabilities.argmax(1) + int(task.head.start)
+
+
+def check_posterior(model: nn.Module) -> None:
+    """Before it becomes the prior of all that comes."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise DivergedError(f"{name} is no longer finite: the training diverged (a smaller learning rate helps)")
 
 
 class VariationalWithCoreset(Variational):
@@ -174,12 +178,8 @@ class VariationalWithCoreset(Variational):
                     masked = only_own_head(outputs, first.repeat(repeats), last.repeat(repeats))
                     return self.cross_entropy(masked, y)
 
-                loss = vcl.negative_elbo(
-                    self.model, x, y, cross_entropy, data_size=len(pairs), samples=settings["train_samples"]
-                )
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
+                loss = vcl.expected_loss(self.outputs, x, y, cross_entropy, samples=settings["train_samples"])
+                self.descend(loss + vcl.kl(self.model) / len(pairs))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "coresets": self.coresets}

@@ -336,7 +336,9 @@ def negative_elbo(
     return expected_loss(model, x, y, loss, samples=samples) + kl(model) / data_size
 
 
-def expected_loss(model: nn.Module, x: Tensor, y: Tensor, loss: Loss = F.cross_entropy, *, samples: int = 10) -> Tensor:
+def expected_loss(
+    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, loss: Loss = F.cross_entropy, *, samples: int = 10
+) -> Tensor:
     """The first term of :func:`negative_elbo`: what the batch itself costs."""
     check_samples(samples)
     # Every row has a noise of its own, so copies of the batch are the samples.
