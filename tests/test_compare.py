@@ -71,7 +71,7 @@ def test_the_command_prints_the_difference(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "bad.json is not a result of alasso" in said
     assert "−0.1000 ± 0.0000" in said  # SI after ALASSO: 0.04 a task of age, five ages, 2.5 on average
-    assert "seed by seed" in said
+    assert "over the seeds that both have" in said
 
 
 def test_many_configs_are_rows(tmp_path, capsys, monkeypatch):

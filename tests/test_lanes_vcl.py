@@ -13,7 +13,7 @@ from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Observer
 from alasso.bench.streams import Stream
-from alasso.errors import DivergedError
+from alasso.errors import AlassoError, DivergedError
 from alasso.methods import vcl
 from test_lanes import (
     CPU,
@@ -220,6 +220,11 @@ def test_a_run_that_diverges_is_no_result(method):
     config = small(method, tasks=2, epochs=1, learning_rate=1e30)
     with pytest.raises(DivergedError, match="no longer finite"):
         train.run(config, device="cpu")
+
+
+def test_a_coreset_as_large_as_a_task_is_refused():
+    with pytest.raises(AlassoError, match="smaller than a task, of which one has 1437 examples, not 1437"):
+        train.run(small("vcl-coreset", coreset=1437), device="cpu")
 
 
 def test_how_many_lanes_fit_is_asked_of_each_kind(monkeypatch):

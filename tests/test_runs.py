@@ -687,6 +687,60 @@ def test_resuming_and_restarting_at_once_is_refused_and_loses_nothing(begun, mon
     assert files_in(folder) == before
 
 
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (("--device", "gpu"), "there is no device 'gpu'"),
+        (("--device", "cuda:99"), "device cuda:99"),
+        (("--set", "batch_size=0"), "batch_size must be 1 or more"),
+    ],
+)
+def test_a_restart_that_cannot_start_loses_nothing(begun, mistake, said, monkeypatch, capsys):
+    folder, words = begun
+    before = files_in(folder)
+    anew = [word for word in words if word != "--resume"] + ["--restart", *mistake]
+    code, _, errors = in_process(anew, monkeypatch, capsys)
+    assert code == 2 and said in errors and len(errors.splitlines()) == 1
+    assert files_in(folder) == before
+
+
+def test_a_restart_without_its_data_loses_nothing(tmp_path, monkeypatch, capsys):
+    config = RunConfig.for_benchmark("permuted-mnist", "sgd", tasks=1, epochs=1)
+    (tmp_path / f"{config.name}.checkpoint").write_bytes(b"begun")
+    words = ["run", "permuted-mnist", "--method", "sgd", "--tasks", 1, "--epochs", 1, "--out", tmp_path, "--restart"]
+    code, _, errors = in_process([*words, "--data-dir", tmp_path / "none"], monkeypatch, capsys)
+    assert code == 2 and "none" in errors
+    assert files_in(tmp_path) == {f"{config.name}.checkpoint": b"begun"}
+
+
+def test_a_restart_that_was_stopped_is_gone_on_with_and_the_old_result_kept_until_then(begun, monkeypatch, capsys):
+    folder, words = begun
+    config = small("si", c=0.5)
+    result = folder / f"{config.name}.json"
+    undisturbed = train.run(config, device="cpu")
+    results.write(replace(undisturbed, accuracy=[[0.5], [0.5, 0.5], [0.5] * 3]), folder)
+    older = result.stat().st_mtime_ns - 10**9
+    os.utime(result, ns=(older, older))
+    begun_later = folder / f"{config.name}.checkpoint"
+    os.utime(begun_later)
+    code, output, _ = in_process([word for word in words if word != "--resume"], monkeypatch, capsys)
+    assert code == 0 and "already done" in output and results.read(result).accuracy[0] == [0.5]
+    code, output, _ = in_process(words, monkeypatch, capsys)
+    assert code == 0 and "task 3/3" in output and "task 1/3" not in output
+    assert results.read(result).accuracy == undisturbed.accuracy and not begun_later.exists()
+
+
+def test_a_checkpoint_older_than_the_result_is_of_no_use_any_more(begun, monkeypatch, capsys):
+    """The run was killed between the two."""
+    folder, words = begun
+    config = small("si", c=0.5)
+    results.write(train.run(config, device="cpu"), folder)
+    past = (folder / f"{config.name}.json").stat().st_mtime_ns - 10**9
+    os.utime(folder / f"{config.name}.checkpoint", ns=(past, past))
+    code, output, _ = in_process(words, monkeypatch, capsys)
+    assert code == 0 and "already done" in output and "task 3/3" not in output
+
+
 def test_resuming_several_settings_none_of_which_was_begun_is_refused_in_one_line(begun, monkeypatch, capsys):
     words = changed(begun[1], "--set", "c=0.1,0.2")
     code, _, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)

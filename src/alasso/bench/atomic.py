@@ -13,25 +13,25 @@ from alasso.errors import AlassoError
 
 
 @contextmanager
-def disk_errors_as_advice(folder: Path) -> Iterator[None]:
+def disk_errors_as_advice(path: Path) -> Iterator[None]:
     """One sentence in place of an OSError."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "the disk is full; free some space, or choose another folder with --out"
+            advice = "the disk is full; free some space, or choose another folder"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            advice = "no permission to write there; choose another folder with --out"
+            advice = "no permission to write there; choose another folder"
         else:
-            advice = f"{error.strerror or error}; choose another folder with --out"
-        raise AlassoError(f"cannot write to {folder}: {advice}") from error
+            advice = f"{error.strerror or error}; choose another place"
+        raise AlassoError(f"cannot write to {path}: {advice}") from error
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write beside ``path``, then put it in place at once. What was there stays until then."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with disk_errors_as_advice(path.parent):
+    with disk_errors_as_advice(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as stream:
@@ -47,3 +47,12 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     """The file with this content, whole or as it was before."""
     with whole_file(path) as stream:
         stream.write(content)
+
+
+def check_writable(folder: Path) -> None:
+    """Whether the folder, or the one it would be made in, takes files; found out before work that is to end there."""
+    with disk_errors_as_advice(folder):
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        probe = there / ".alasso-can-write"
+        probe.write_bytes(b"")
+        probe.unlink()

@@ -85,7 +85,7 @@ def carry_out(
     """Run what is not finished yet, in order, with one overall progress; shorter runs on the way of longer ones."""
     check_folder(configs, options)
     paths = {config.name: options.out / f"{config.name}.json" for config in configs}
-    done = {c.name: read_back(paths[c.name]) for c in configs if paths[c.name].exists() and not options.restart}
+    done = {config.name: read_back(paths[config.name]) for config in configs if is_done(config, options)}
     varying = _varying_settings(configs)
     if not options.quiet:
         for config in configs:
@@ -93,9 +93,6 @@ def carry_out(
                 said = f"{label(config, varying)}: already done, {paths[config.name].name} (run again with --restart)"
                 console.print(said, style="dim")
     left = [config for config in configs if config.name not in done]
-    if options.restart:  # else a run that has to be gone on with after all would go on from before
-        for config in left:
-            results.checkpoint_path(config, options.out).unlink(missing_ok=True)
     waypoints = {name: [Waypoint(c, reference(c)) for c in shorter] for name, shorter in on_the_way(left).items()}
     passed_through = {waypoint.config.name for of_one in waypoints.values() for waypoint in of_one}
     trained = [config for config in left if config.name not in passed_through]
@@ -107,19 +104,19 @@ def carry_out(
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
         lost: list[str] = []
-        waiting = deque(stacks(trained, options) if trained else ())
+        waiting = deque((group, options.resume) for group in (stacks(trained, options) if trained else ()))
         while waiting:
-            group = waiting.popleft()
+            group, resume = waiting.popleft()
             if bars:
                 bars.start_run(labels(group, varying), len(done))
             against = [reference(config) for config in group]
             passed = [waypoints.get(config.name, []) for config in group]
             try:
-                found = _carry_out_together(group, labels(group, varying), options, console, bars, against, passed)
+                how = replace(options, resume=resume)
+                found = _carry_out_together(group, labels(group, varying), how, console, bars, against, passed)
             except DivergedError as error:
                 if len(group) > 1:  # each by itself, to find out which, from where they stand
-                    waiting.extendleft([config] for config in reversed(group))
-                    options = replace(options, resume=True)
+                    waiting.extendleft(([config], True) for config in reversed(group))
                     continue
                 results.checkpoint_path(group[0], options.out).unlink(missing_ok=True)  # it leads nowhere
                 lost += [f"{label(config, varying)}: {error}" for config in (group[0], *not_reached(passed))]
@@ -128,11 +125,21 @@ def carry_out(
             done |= {w.config.name: w.result for of_one in passed for w in of_one if w.result}
             # What an old checkpoint lies beyond, which does not hold the time, is run by itself.
             missed = not_reached(passed)
-            waiting.extend(stacks(missed, options) if missed else ())
+            waiting.extend((group, options.resume) for group in (stacks(missed, options) if missed else ()))
     if lost:
         others = "; the other runs are finished" if len(done) else ""
         raise DivergedError(" | ".join(lost) + others)
     return [done[config.name] for config in configs]
+
+
+def is_done(config: RunConfig, options: Options) -> bool:
+    """Whether there is a result that stands in place of the run."""
+    begun, finished = (options.out / f"{config.name}.{kind}" for kind in ("checkpoint", "json"))
+    if options.restart or not finished.exists():
+        return False
+    # A checkpoint that is older than the result is of a run that was killed in its very last moment; a newer one is of
+    # a run that was started over and stopped.
+    return not (options.resume and begun.exists() and begun.stat().st_mtime_ns > finished.stat().st_mtime_ns)
 
 
 def read_back(path: Path) -> Result:
@@ -219,15 +226,12 @@ def _logs(config: RunConfig, options: Options, stack: ExitStack) -> list[Observe
 
 def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
     """Before anything is run: the folder takes files, and no unfinished run is thrown away unasked."""
-    from alasso.bench.atomic import write_whole
+    from alasso.bench.atomic import check_writable
 
-    probe = options.out / ".alasso-can-write"
-    write_whole(probe, b"")
-    probe.unlink()
+    check_writable(options.out)
     if options.resume or options.restart:
         return
     for config in configs:
-        # A checkpoint beside a result is of a run that was killed in its very last moment.
         begun, finished = (options.out / f"{config.name}.{kind}" for kind in ("checkpoint", "json"))
         if begun.exists() and not finished.exists():
             raise AlassoError(

@@ -87,6 +87,8 @@ def run_together(
     lanes = []
     for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
         saved = results.checkpoint_path(config, out) if out else None
+        if saved and not resume:
+            saved.unlink(missing_ok=True)  # now that device and data are there; lest it be gone on from later
         observer = observers[i] if observers else Quiet()
         lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
         lanes[-1].waypoints = waypoints[i] if waypoints else ()

@@ -14,7 +14,7 @@ from alasso.bench.learners import MEMORY, Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
 from alasso.bench.streams import Task
 from alasso.coresets import k_center_coreset, random_coreset
-from alasso.errors import DivergedError
+from alasso.errors import AlassoError, DivergedError
 from alasso.methods import vcl
 
 CORESET_EPOCHS = 1 << 21  # where in the seeds' space the training on coresets lies
@@ -124,6 +124,9 @@ class VariationalWithCoreset(Variational):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.coresets: list[Tensor] = []
+        size, least = self.config.settings["coreset"], min(len(task.train) for task in self.stream.tasks)
+        if size >= least:
+            raise AlassoError(f"coreset must be smaller than a task, of which one has {least} examples, not {size}")
 
     def begin_task(self, t: int) -> None:
         super().begin_task(t)
@@ -131,7 +134,7 @@ class VariationalWithCoreset(Variational):
 
     def choose(self, task: Task, t: int) -> Tensor:
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, MEMORY))
-        size = min(self.config.settings["coreset"], len(task.train) - 1)
+        size = self.config.settings["coreset"]
         if self.config.settings["choose"] == "random":
             return random_coreset(len(task.train), size, generator)
         x, _ = task.train.batch(torch.arange(len(task.train), device=task.train.images.device))

@@ -269,7 +269,7 @@ def explanation(comparison: Comparison) -> str:
     if not pairs:
         return "only one column has this"
     if all(pairs):
-        return "difference to the first ± its standard error, seed by seed"
+        return "difference to the first ± its standard error, over the seeds that both have"
     errors = [found.error for group in present[1:] if (found := difference(present[0], group, "A"))]
     if all(error is None for error in errors):
         return "difference to the first; a standard error needs two seeds or more of each"

@@ -59,6 +59,7 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
     """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
+    from alasso.bench.atomic import check_writable
     from alasso.reproduce.study import Places, Study
 
     if plan and judge:
@@ -73,9 +74,12 @@ def reproduce(
         return show_plan(work, device, data_dir)
     if judge and not any(places.out.glob("*.json")):
         raise AlassoError(f"there are no results in {places.out}; name their folder with --out")
+    with_page = not judge or report is not None
+    for place in (places.document, places.report) if with_page else (places.document,):
+        check_writable(place.parent)
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
-    return conclude(work, quiet=quiet, with_page=not judge or report is not None)
+    return conclude(work, quiet=quiet, with_page=with_page)
 
 
 def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
