@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,49 +87,85 @@ def carry_out(
     paths = {config.name: options.out / f"{config.name}.json" for config in configs}
     done = {config.name: read_back(paths[config.name]) for config in configs if is_done(config, options)}
     varying = _varying_settings(configs)
+    left = [config for config in configs if config.name not in done]
+    shorter = on_the_way(left)
     if not options.quiet:
         for config in configs:
             if config.name in done:
                 said = f"{label(config, varying)}: already done, {paths[config.name].name} (run again with --restart)"
                 console.print(said, style="dim")
-    left = [config for config in configs if config.name not in done]
-    waypoints = {name: [Waypoint(c, reference(c)) for c in shorter] for name, shorter in on_the_way(left).items()}
-    passed_through = {waypoint.config.name for of_one in waypoints.values() for waypoint in of_one}
-    trained = [config for config in left if config.name not in passed_through]
-    if passed_through and not options.quiet:
-        console.print(shorter_runs(on_the_way(left), left), style="dim", highlight=False, soft_wrap=True)
+        if shorter:
+            console.print(shorter_runs(shorter, left), style="dim", highlight=False, soft_wrap=True)
     with ExitStack() as stack:
         bars = None
         if console.is_terminal and not options.quiet:
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
-        lost: list[str] = []
-        waiting = deque((group, options.resume) for group in (stacks(trained, options) if trained else ()))
-        while waiting:
-            group, resume = waiting.popleft()
-            if bars:
-                bars.start_run(labels(group, varying), len(done))
-            against = [reference(config) for config in group]
-            passed = [waypoints.get(config.name, []) for config in group]
+        sweep = _Sweep(options, console, bars, varying, reference, done)
+        sweep.carry_out(left, shorter)
+    if sweep.lost:
+        others = "; the other runs are finished" if done else ""
+        raise DivergedError(" | ".join(sweep.lost) + others)
+    return [done[config.name] for config in configs]
+
+
+@dataclass
+class _Sweep:
+    """Runs that wait in stacks, and what became of those that were trained."""
+
+    options: Options
+    console: Console
+    bars: Bars | None
+    varying: Sequence[str]
+    reference: Callable[[RunConfig], Result | None]
+    done: dict[str, Result]
+    lost: list[str] = field(default_factory=list)  # which runs diverged, a sentence each
+    waiting: deque[tuple[list[RunConfig], bool]] = field(default_factory=deque)  # and whether to go on from checkpoints
+    waypoints: dict[str, list[Waypoint]] = field(default_factory=dict)  # by name of the run that passes them
+
+    def carry_out(self, configs: Sequence[RunConfig], shorter: Mapping[str, Sequence[RunConfig]]) -> None:
+        """Train all but those that are on the way of others."""
+        self.waypoints = {name: [Waypoint(c, self.reference(c)) for c in passed] for name, passed in shorter.items()}
+        passed_through = {config.name for passed in shorter.values() for config in passed}
+        self.line_up([config for config in configs if config.name not in passed_through])
+        while self.waiting:
+            group, resume = self.waiting.popleft()
             try:
-                how = replace(options, resume=resume)
-                found = _carry_out_together(group, labels(group, varying), how, console, bars, against, passed)
+                self.train(group, resume)
             except DivergedError as error:
                 if len(group) > 1:  # each by itself, to find out which, from where they stand
-                    waiting.extendleft(([config], True) for config in reversed(group))
-                    continue
-                results.checkpoint_path(group[0], options.out).unlink(missing_ok=True)  # it leads nowhere
-                lost += [f"{label(config, varying)}: {error}" for config in (group[0], *not_reached(passed))]
-                passed, found = [[w for w in of_one if w.result] for of_one in passed], []
-            done |= {result.name: result for result in found}
-            done |= {w.config.name: w.result for of_one in passed for w in of_one if w.result}
+                    self.waiting.extendleft(([config], True) for config in reversed(group))
+                else:
+                    self.give_up(group[0], str(error))
+
+    def line_up(self, configs: Sequence[RunConfig]) -> None:
+        if configs:
+            self.waiting.extend((group, self.options.resume) for group in stacks(configs, self.options))
+
+    def train(self, group: Sequence[RunConfig], resume: bool) -> None:
+        name = labels(group, self.varying)
+        if self.bars:
+            self.bars.start_run(name, len(self.done))
+        passed = [self.waypoints.get(config.name, []) for config in group]
+        against = [self.reference(config) for config in group]
+        how = replace(self.options, resume=resume)
+        found = _carry_out_together(group, name, how, self.console, self.bars, against, passed)
+        self.done |= {result.name: result for result in found}
+        for config in group:
             # What an old checkpoint lies beyond, which does not hold the time, is run by itself.
-            missed = not_reached(passed)
-            waiting.extend((group, options.resume) for group in (stacks(missed, options) if missed else ()))
-    if lost:
-        others = "; the other runs are finished" if len(done) else ""
-        raise DivergedError(" | ".join(lost) + others)
-    return [done[config.name] for config in configs]
+            self.line_up(self.take_in_waypoints(config))
+
+    def give_up(self, config: RunConfig, why: str) -> None:
+        """A run that diverged, and the shorter ones that it did not reach."""
+        results.checkpoint_path(config, self.options.out).unlink(missing_ok=True)  # it leads nowhere
+        missed = self.take_in_waypoints(config)
+        self.lost += [f"{label(one, self.varying)}: {why}" for one in (config, *missed)]
+
+    def take_in_waypoints(self, config: RunConfig) -> list[RunConfig]:
+        """Results that were written on the way of a run; returns the shorter runs that have none."""
+        waypoints = self.waypoints.get(config.name, [])
+        self.done |= {waypoint.config.name: waypoint.result for waypoint in waypoints if waypoint.result}
+        return [waypoint.config for waypoint in waypoints if not waypoint.result]
 
 
 def is_done(config: RunConfig, options: Options) -> bool:
@@ -148,10 +184,6 @@ def read_back(path: Path) -> Result:
         return results.read(path)
     except AlassoError as error:
         raise AlassoError(f"{error}; delete it, or run it again with --restart") from error
-
-
-def not_reached(waypoints: Iterable[Iterable[Waypoint]]) -> list[RunConfig]:
-    return [waypoint.config for of_one in waypoints for waypoint in of_one if not waypoint.result]
 
 
 def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
