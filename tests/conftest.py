@@ -15,3 +15,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def _one_thread_and_a_fixed_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def compiled_on_a_cpu(monkeypatch):
+    """Steps of stacks are compiled as on a GPU, with the compiler for a CPU."""
+    from alasso import kernels
+    from alasso.bench import lane_gradients, stack
+
+    if kernels.no_compiler("cpu"):
+        pytest.skip("there is no compiler")
+    for module in (stack, lane_gradients):
+        monkeypatch.setattr(module, "compiles_on", lambda device: True)

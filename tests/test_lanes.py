@@ -8,36 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import kernels
-from alasso.bench import compiling, lane_batches, lane_gradients, lanes, loop, models, results, slots, stack, train
+from alasso.bench import compiling, lane_batches, lane_gradients, lanes, loop, results, slots, stack, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
-from alasso.bench.learners import Regularized
-from alasso.bench.streams import Stream
+from lane_helpers import (
+    CPU,
+    InDouble,
+    Nine,
+    compared_step_by_step,
+    difference_of_recorded_and_compiled_from_plain,
+    everything,
+    gone_on_with_alone_and_back,
+    lane_of,
+    largest_difference_from_alone,
+    on_gpu,
+    own_stream,
+)
 
 from helpers import StopAt
 
-CPU = torch.device("cpu")
-
-
-def on_gpu(test):
-    """Needs a GPU; there, torch warns of itself while it compiles."""
-    quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-    return pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")(quiet(test))
-
-
 METHODS = [m for m in lanes.STACKABLE if m != "sgd-dropout"]
-
-
-class InDouble(nn.Module):
-    """The network in float64, where a wrong step cannot hide behind rounding."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = models.glorot(models.mlp((64,), 10, hidden=16)).double()
-
-    def forward(self, x):
-        return self.net(x.double())
 
 
 def small(method="alasso", **changes):
@@ -52,53 +42,12 @@ def mixed():
     return [*(small(m) for m in METHODS if m != "alasso-memory"), *varied, small("si", reset_optimizer=True)]
 
 
-def lane_of(config, stream):
-    return train.begun(config, stream, InDouble, CPU, None, None, train.Quiet())
-
-
-def everything(lane):
-    """Weights, moments, and the method's whole state."""
-    flat = {f"model.{k}": v for k, v in lane.learner.model.state_dict().items()}
-    for number, state in lane.learner.optimizer.state_dict()["state"].items():
-        flat |= {f"adam.{number}.{k}": torch.as_tensor(v) for k, v in state.items()}
-    if isinstance(lane.learner, Regularized):
-        for name, state in lane.learner.regularizer.state_dict()["parameters"].items():
-            flat |= {f"state.{name}.{k}": v for k, v in state.items()}
-    return flat
-
-
-class Recorder:
-    """Keeps everything of every lane after every step."""
-
-    def __init__(self, trained):
-        self.trained, self.seen = trained, [[] for _ in trained]
-
-    def __call__(self):
-        for lane, kept in zip(self.trained, self.seen, strict=True):
-            kept.append({k: v.clone().double() for k, v in everything(lane).items()})
-        return False
-
-
 def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone():
-    configs = mixed()
-    streams = make_streams(configs, None, CPU)
-    together = [lane_of(c, s) for c, s in zip(configs, streams, strict=True)]
-    recorder = Recorder(together)
-    (group,) = train.in_step(together)
-    loop.Trainer(group, 1e9, recorder).train()
-    for config, stream, stacked, lane in zip(configs, streams, recorder.seen, together, strict=True):
-        alone = lane_of(config, stream)
-        alone_recorder = Recorder([alone])
-        loop.Trainer([alone], 1e9, alone_recorder).train()
-        (expected,) = alone_recorder.seen
-        assert len(stacked) == len(expected) == 3 * 2 * 3
-        for step, (got, want) in enumerate(zip(stacked, expected, strict=True)):
-            assert got.keys() == want.keys()
-            for name in want:
-                same = torch.allclose(got[name], want[name], rtol=1e-7, atol=1e-12)
-                assert same, f"{config.method}, step {step}: {name} differs by {(got[name] - want[name]).abs().max()}"
+    found = compared_step_by_step(mixed())
+    assert found.steps == {3 * 2 * 3}
+    assert found.difference <= 1, found.where
+    for lane, alone in zip(found.together, found.alone, strict=True):
         assert lane.position.accuracy == alone.position.accuracy
-        assert lane.position.ahead == alone.position.ahead
 
 
 def test_memory_lanes_rehearse_what_they_would_alone():
@@ -124,22 +73,6 @@ def test_streams_of_different_length_go_apart():
     streams = [own_stream((40,) * tasks, seed) for tasks, seed in ((2, 0), (3, 1))]
     together = train.run_together(configs, streams=streams, model=Nine, device="cpu")
     assert [len(result.accuracy) for result in together] == [2, 3]
-
-
-def own_stream(sizes, seed):
-    """Tasks with classes of their own, and as many examples as ``sizes`` says."""
-    generator = torch.Generator().manual_seed(seed)
-    pairs = []
-    for size in sizes:
-        x, y = torch.rand(size, 64, generator=generator), torch.arange(size) % 3
-        pairs.append(((x, y), (x[:30], y[:30])))
-    return Stream.of(pairs, heads="own")
-
-
-class Nine(InDouble):
-    def __init__(self):
-        super().__init__()
-        self.net[-1] = models.glorot(nn.Linear(16, 9)).double()
 
 
 def test_lanes_may_have_tasks_of_different_length_and_heads_of_their_own():
@@ -174,31 +107,6 @@ def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
         except train.Stopped:
             continue
     assert [lane.position.accuracy for lane in pieces] == [result.accuracy for result in undisturbed]
-
-
-def largest_difference_from_alone(config, stream, lane):
-    """Between all that a lane holds at its end and the same run by itself: relative, but for values below 0.001."""
-    alone = lane_of(config, stream)
-    loop.Trainer([alone], 1e9, lambda: False).train()
-    want, got = everything(alone), everything(lane)
-    assert got.keys() == want.keys()
-    return max(float(((got[name] - want[name]).abs() / (want[name].abs() + 1e-3)).max()) for name in want)
-
-
-def gone_on_with_alone_and_back(configs, streams, folder):
-    """Stopped as a stack, then each lane for a while by itself, then as a stack again, to the end."""
-    files = [folder / f"{config.name}.checkpoint" for config in configs]
-    numbers = range(len(configs))
-
-    def saved(some):
-        return [train.begun(configs[i], streams[i], InDouble, CPU, files[i], files[i], train.Quiet()) for i in some]
-
-    for some, steps in ((numbers, 4), *(([i], 5) for i in numbers)):
-        with pytest.raises(train.Stopped):
-            loop.Trainer(saved(some), 1e9, StopAt(steps)).train()
-    together = saved(numbers)
-    loop.Trainer(together, 1e9, lambda: False).train()
-    return together
 
 
 def test_a_lane_of_a_stack_goes_on_alone_and_back(tmp_path):
@@ -365,15 +273,6 @@ def test_tied_weights_are_trained_alone():
     assert [result.accuracy for result in train.run_together(configs, model=tied, device="cpu")] == alone
 
 
-@pytest.fixture
-def compiled_on_a_cpu(monkeypatch):
-    """As on a GPU, with the compiler for a CPU."""
-    if kernels.no_compiler("cpu"):
-        pytest.skip("there is no compiler")
-    for module in (stack, lane_gradients):
-        monkeypatch.setattr(module, "compiles_on", lambda device: True)
-
-
 @pytest.mark.parametrize("small_tensors", [1, 1 << 16])
 def test_compiled_steps_equal_plain_ones(small_tensors, request, monkeypatch, caplog):
     plain = trained_together(InDouble)
@@ -478,24 +377,7 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monk
         RunConfig.for_benchmark("permuted-digits", "alasso", tasks=2, epochs=4, hidden=128, seed=s, precision="float32")
         for s in range(count)
     ]
-    device = torch.device("cuda", 0)
-
-    def trained():
-        streams = make_streams(configs, None, device)
-        group = [
-            train.begun(c, s, None, device, None, None, train.Quiet()) for c, s in zip(configs, streams, strict=True)
-        ]
-        loop.Trainer(group, 1e9, lambda: False).train()
-        return [everything(lane) for lane in group]
-
-    fast = trained()
-    monkeypatch.setattr(lanes, "WARM_UP", 10**9)
-    monkeypatch.setattr(stack, "compiles_on", lambda device: False)
-    monkeypatch.setattr(lane_gradients, "compiles_on", lambda device: False)
-    for got, want in zip(fast, trained(), strict=True):
-        for name in want:
-            scale = want[name].double().abs().mean() + 1e-12
-            assert (got[name].double() - want[name].double()).abs().mean() < 0.02 * scale, name
+    assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch) < 0.02
 
 
 @on_gpu

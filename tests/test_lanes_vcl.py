@@ -14,24 +14,23 @@ from alasso.bench.config import RunConfig
 from alasso.bench.progress import Observer
 from alasso.bench.streams import Stream
 from alasso.errors import AlassoError, DivergedError
-from alasso.methods import vcl
-from test_lanes import (
+from alasso.methods import gaussian_layers, vcl
+from lane_helpers import (
     CPU,
     InDouble,
     Nine,
-    Recorder,
-    compiled_on_a_cpu,
+    compared_step_by_step,
+    difference_of_recorded_and_compiled_from_plain,
     everything,
     gone_on_with_alone_and_back,
     lane_of,
     largest_difference_from_alone,
     on_gpu,
     own_stream,
+    trained,
 )
 
 from helpers import StopAt
-
-__all__ = ["compiled_on_a_cpu"]  # a fixture
 
 double = torch.float64
 
@@ -72,16 +71,7 @@ def by_place_and_value(like):
 @pytest.fixture
 def same_noise(monkeypatch):
     """The same for a lane as for the run alone; another one for each input and step."""
-    monkeypatch.setattr(vcl, "standard_noise", by_place_and_value)
-
-
-def trained(configs, streams, model=InDouble, stop=lambda: False):
-    group = [
-        train.begun(config, stream, model, stream.tasks[0].train.images.device, None, None, train.Quiet())
-        for config, stream in zip(configs, streams, strict=True)
-    ]
-    loop.Trainer(group, 1e9, stop).train()
-    return group
+    monkeypatch.setattr(gaussian_layers, "standard_noise", by_place_and_value)
 
 
 def assert_alike(stacked, alone, name, rtol=1e-9):
@@ -98,26 +88,11 @@ def assert_alike(stacked, alone, name, rtol=1e-9):
 
 
 def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone(same_noise):
-    configs = varied()
-    streams = make_streams(configs, None, CPU)
-    together = [lane_of(config, stream) for config, stream in zip(configs, streams, strict=True)]
-    recorder = Recorder(together)
-    (group,) = train.in_step(together)
-    trainer = loop.Trainer(group, 1e9, recorder)
-    assert isinstance(trainer.steps, lanes.StackedSteps)
-    trainer.train()
-    for config, stream, stacked, lane in zip(configs, streams, recorder.seen, together, strict=True):
-        alone = lane_of(config, stream)
-        alone_recorder = Recorder([alone])
-        loop.Trainer([alone], 1e9, alone_recorder).train()
-        (expected,) = alone_recorder.seen
-        assert len(stacked) == len(expected) == 3 * 2 * 3
-        for step, (got, want) in enumerate(zip(stacked, expected, strict=True)):
-            assert got.keys() == want.keys()
-            for name in want:
-                same = torch.allclose(got[name], want[name], rtol=1e-7, atol=1e-12)
-                assert same, f"{config}, step {step}: {name} differs by {(got[name] - want[name]).abs().max()}"
-        assert_alike(lane, alone, config, rtol=1e-7)
+    found = compared_step_by_step(varied())
+    assert found.steps == {3 * 2 * 3}
+    assert found.difference <= 1, found.where
+    for lane, alone in zip(found.together, found.alone, strict=True):
+        assert_alike(lane, alone, lane.config, rtol=1e-7)
 
 
 def test_a_stack_of_one_lane_is_the_run_alone(same_noise, monkeypatch):
@@ -198,13 +173,13 @@ def test_alone_products_are_in_the_precision_that_was_asked_for(precision, dtype
     config = small("vcl-coreset", tasks=2, precision=precision)
     (lane,) = trained([config], make_streams([config], None, CPU), None)
     learner, seen = lane.learner, []
-    product = vcl.BayesLinear.linear_map
+    product = gaussian_layers.BayesLinear.linear_map
 
     def noting(layer, x, W, b):
         seen.append(product(layer, x, W, b).dtype)
         return product(layer, x, W, b)
 
-    monkeypatch.setattr(vcl.BayesLinear, "linear_map", noting)
+    monkeypatch.setattr(gaussian_layers.BayesLinear, "linear_map", noting)
     for use in (
         lambda: learner.step(1, learner.epoch_plan(1, 0)[0]),
         lambda: learner.train_on_coresets(1),
@@ -489,7 +464,7 @@ def test_a_narrow_layer_as_a_sum_is_the_layer(same_noise):
 
     products = found()
     lane_gradients.make_sums_of_narrow_layers(network)
-    assert [type(layer) for layer in network] == [lane_gradients.NarrowBayesLinear, vcl.BayesLinear]
+    assert [type(layer) for layer in network] == [lane_gradients.NarrowBayesLinear, gaussian_layers.BayesLinear]
     for product, weighted_sum in zip(products, found(), strict=True):
         torch.testing.assert_close(weighted_sum, product, rtol=1e-12, atol=1e-12)
 
@@ -576,19 +551,7 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, same
     configs = [
         small(tasks=2, epochs=4, hidden=128, batch_size=64, seed=seed, precision="float32") for seed in range(count)
     ]
-    device = torch.device("cuda", 0)
-
-    def found():
-        return [everything(lane) for lane in trained(configs, make_streams(configs, None, device), None)]
-
-    fast = found()
-    monkeypatch.setattr(lanes, "WARM_UP", 10**9)
-    monkeypatch.setattr(stack, "compiles_on", lambda device: False)
-    monkeypatch.setattr(lane_gradients, "compiles_on", lambda device: False)
-    for got, want in zip(fast, found(), strict=True):
-        for name in want:
-            scale = want[name].double().abs().mean() + 1e-12
-            assert (got[name].double() - want[name].double()).abs().mean() < 0.02 * scale, name
+    assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch) < 0.02
 
 
 @on_gpu

@@ -14,18 +14,8 @@ from torch.distributions import Normal, kl_divergence
 from alasso import AlassoError
 from alasso.coresets import k_center_coreset, random_coreset
 from alasso.methods import vcl
-from alasso.methods.vcl import (
-    BayesConv1d,
-    BayesConv2d,
-    BayesLinear,
-    at_the_means,
-    convert,
-    kl,
-    kl_gaussians,
-    negative_elbo,
-    predict,
-    update_prior,
-)
+from alasso.methods.gaussian_layers import BayesConv1d, BayesConv2d, BayesLinear, at_the_means, bayes_layers
+from alasso.methods.vcl import convert, kl, kl_gaussians, negative_elbo, predict, update_prior
 
 from helpers import mlp, toy_tasks
 
@@ -246,7 +236,7 @@ def test_predict_equals_the_deterministic_answer_when_there_is_no_doubt():
     two = predict(model, x, samples=3, head=lambda output: output[:, 1:3])
     torch.testing.assert_close(two, net(x)[:, 1:3].softmax(1), rtol=1e-4, atol=1e-5)
     assert model.training  # left as it was
-    assert all(layer.sampling for layer in vcl.bayes_layers(model))
+    assert all(layer.sampling for layer in bayes_layers(model))
 
 
 @pytest.mark.parametrize(

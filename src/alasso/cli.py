@@ -77,7 +77,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
-    from alasso.bench import results, resuming, runs
+    from alasso.bench import runs
 
     if resume and restart:
         raise AlassoError("--resume goes on with what was begun, --restart throws it away: give one of the two")
@@ -104,14 +104,28 @@ def run(
     settings = parsed_settings(set_ or [])
     refuse_given_twice({**fields, "seed": seed}, settings)
     configs = asked_for(benchmark, config, method, seed, fields, settings)
-    against = results.read(reference) if reference else None
-    if against:
-        runs.check_reference(against, configs)
-    notices = [*([resuming.check(configs, out)] if resume else []), *left_over_classes(configs)]
-    for notice in notices:
+    against = read_reference(reference, configs) if reference else None
+    for notice in notices(configs, options):
         if notice and not quiet:
             Console().print(notice, highlight=False, soft_wrap=True, markup=False)
     show_runs(configs, options, against)
+
+
+def read_reference(path: Path, configs: Sequence[Any]) -> Any:
+    """A result that intransigence of all these runs can be measured against."""
+    from alasso.bench import results, runs
+
+    reference = results.read(path)
+    runs.check_reference(reference, configs)
+    return reference
+
+
+def notices(configs: Sequence[Any], options: Any) -> list[str | None]:
+    """What is to be said before anything is run; None where there is nothing to say."""
+    from alasso.bench import resuming
+
+    resumed = [resuming.check(configs, options.out)] if options.resume else []
+    return [*resumed, *left_over_classes(configs)]
 
 
 def left_over_classes(configs: Sequence[Any]) -> list[str | None]:

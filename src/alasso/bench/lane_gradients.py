@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from alasso.bench.compiling import compiled_once, compiles_on
 from alasso.bench.losses import cross_entropies
-from alasso.methods.vcl import BayesLinear
+from alasso.methods.gaussian_layers import BayesLinear
 
 NARROW = 16  # outputs up to which a dense layer is made a sum
 #: Sums over so few terms are written out term by term; the compiler's own limit is half of that.

@@ -23,7 +23,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.learners import Learner, StepPlan
 from alasso.bench.stack import Stack
-from alasso.methods.vcl import BayesLayer
+from alasso.methods.gaussian_layers import BayesLayer
 
 WARM_UP = 3  # real steps, made one by one, before some are recorded
 TOGETHER = 5  # steps in one recording: what a replay costs the host, and the gap before the next one, is paid once

@@ -31,7 +31,8 @@ from alasso.bench.slots import (
     taken,
 )
 from alasso.bench.variational import Variational
-from alasso.methods import vcl
+from alasso.methods.gaussian_layers import BayesLayer, named_posteriors
+from alasso.methods.vcl import kl_stiffness
 from alasso.moves import bias_corrections
 
 SMALL = 1 << 16  # weights; tensors below are moved aside, while the large ones are
@@ -85,7 +86,7 @@ class Stack:
         self.kept: list[Tensor] = []
         network = copy.deepcopy(learners[0].model).to("meta")  # what it computes; the weights come from the slots
         for layer in network.modules():
-            if isinstance(layer, vcl.BayesLayer):
+            if isinstance(layer, BayesLayer):
                 layer.given_variances = True
         config, built_as = learners[0].config, learners[0].built_as
         bf16, clip = config.precision == "bf16", config.loss_clip
@@ -138,11 +139,11 @@ class Stack:
     def _adopt_priors(self, learner: Variational, lane: int) -> None:
         """Copied, not taken over: they change but once a task, and the learner goes on to have its own."""
         self.half_share[lane] = 0.5 / learner.data_size
-        for posterior in vcl.named_posteriors(learner.model):
+        for posterior in named_posteriors(learner.model):
             mean, logvar = self.slots[posterior.mean], self.slots[posterior.logvar]
             assert isinstance(mean, MeanSlot) and isinstance(logvar, LogvarSlot)
             mean.anchor[lane].copy_(posterior.prior_mean)
-            mean.stiffness[lane].copy_(vcl.kl_stiffness(posterior.prior_var, learner.data_size))
+            mean.stiffness[lane].copy_(kl_stiffness(posterior.prior_var, learner.data_size))
             logvar.anchor[lane].copy_(posterior.prior_var.log())
             logvar.variance[lane].copy_(logvar.theta[lane].exp())
 
@@ -225,6 +226,6 @@ def kinds_of_slots(learner: Learner) -> dict[str, type[Slot]]:
     if not isinstance(learner, Variational):
         return {name: SpringSlot for name, _ in learner.model.named_parameters()}
     kinds: dict[str, type[Slot]] = {}
-    for posterior in vcl.named_posteriors(learner.model):
+    for posterior in named_posteriors(learner.model):
         kinds |= {posterior.mean: MeanSlot, posterior.logvar: LogvarSlot}
     return kinds
