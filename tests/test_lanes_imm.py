@@ -309,20 +309,25 @@ def test_networks_that_drop_nodes_do_not_share_what_is_compiled_with_others():
     assert stack.Stack([learner]).gradients.built_as is None  # a network of one's own
 
 
-def normed():
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 16))
+class Bounded(nn.Module):
+    def forward(self, W):
+        return W.tanh()
+
+
+def bounded():
+    layer = nn.utils.parametrize.register_parametrization(nn.Linear(64, 16), "weight", Bounded())
     return nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 10))
 
 
 def test_a_network_whose_weights_are_no_parameters_goes_alone(same_noise):
     """Their anchors are not what its layers were."""
     configs = [small(tasks=2, seed=seed, epochs=1) for seed in (0, 1)]
-    alone = [train.run(config, model=normed, device="cpu").accuracy for config in configs]
-    together = train.run_together(configs, model=normed, device="cpu")
+    alone = [train.run(config, model=bounded, device="cpu").accuracy for config in configs]
+    together = train.run_together(configs, model=bounded, device="cpu")
     assert [result.environment["lanes"] for result in together] == [1, 1]
     assert [result.accuracy for result in together] == alone
     plain = [small(transfer="weight", tasks=1, seed=seed) for seed in (0, 1)]
-    assert train.run_together(plain, model=normed, device="cpu")[0].environment["lanes"] == 2
+    assert train.run_together(plain, model=bounded, device="cpu")[0].environment["lanes"] == 2
 
 
 def test_a_network_without_hidden_layers_is_refused_in_words():
