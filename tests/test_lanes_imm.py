@@ -191,6 +191,15 @@ def test_bf16_stays_near_float32(same_noise, monkeypatch):
         assert not torch.equal(low["model.1.weight"], full["model.1.weight"])
 
 
+def test_lanes_have_each_a_noise_of_their_own():
+    """Twins, alike to the last bit until nodes are dropped."""
+    for tasks in (1, 2):
+        config = small(tasks=tasks)
+        one, other = trained([config] * 2, make_streams([config] * 2, None, CPU))
+        alike = torch.equal(*(lane.learner.model.net[1].weight for lane in (one, other)))
+        assert alike == (tasks == 1)
+
+
 # -- the network ---------------------------------------------------------------------------------------------------
 
 
@@ -441,7 +450,7 @@ def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(count, compiled_on_
         one.drops.chance.fill_(0.5)
         drawn, plain = found(False), found(True)
     assert "not compiled" not in caplog.text
-    assert len(drawn.unique()) == 400
+    assert len(drawn.unique()) == len(plain.unique()) == 400
     # A mean of 400 strays by σ/20, the difference of two by √2 more; a standard deviation by σ/28.
     assert abs(drawn.mean() - plain.mean()) < 5 * 2**0.5 * plain.std() / 20
     assert 0.7 < drawn.std() / plain.std() < 1.4
