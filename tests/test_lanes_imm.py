@@ -533,6 +533,9 @@ def test_on_a_gpu_replayed_steps_draw_their_noise_anew(caplog):
 
     for recording in steps.recordings.values():
         steps.stack.drops.chance.zero_()
-        assert len({losses(recording) for _ in range(5)}) == 1
+        without = [losses(recording) for _ in range(5)]
+        rounding = 1e-5 * max(without)
+        assert max(without) - min(without) < rounding
         steps.stack.drops.chance.fill_(0.5)
-        assert len({losses(recording) for _ in range(10)}) == 10
+        found = {losses(recording) for _ in range(10)}
+        assert len(found) == 10 and max(found) - min(found) > 10 * rounding

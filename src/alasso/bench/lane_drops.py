@@ -46,8 +46,8 @@ class LaneDrops:
 
 def drop_as_given(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor:
     """A forward hook, as in :class:`alasso.methods.imm.DropTransfer`."""
-    before: Any = (getattr(layer, name) for name in BEFORE.values())
-    return with_nodes_dropped(layer, args, kwargs, h, tuple(before), getattr(layer, CHANCE))
+    weight, bias = (getattr(layer, name) for name in BEFORE.values())
+    return with_nodes_dropped(layer, args, kwargs, h, (weight, bias), getattr(layer, CHANCE))
 
 
 def hidden_layers(network: nn.Module) -> dict[str, nn.Module]:
