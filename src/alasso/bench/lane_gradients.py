@@ -37,7 +37,8 @@ class LaneGradients:
 
     Weights and gradients have a leading axis, a row a lane; one lane alone needs none. ``built_as`` is equal for
     networks that were built alike, which share what is compiled; None where that is not known. A network that is random
-    may be asked several times a step: the loss is the mean over so many ``samples`` of what it says.
+    may be asked several times a step: the loss is the mean over so many ``samples`` of what it says. What it is given
+    ``beside`` its weights has a leading axis, too, and no gradient.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class LaneGradients:
         self.of_shapes: dict[Hashable, Callable[..., Any]] = {}
 
     @torch.no_grad()
-    def __call__(self, weights: Weights, batch: LaneBatch, plainly: bool = False) -> tuple[Weights, Tensor]:
+    def __call__(
+        self, weights: Weights, batch: LaneBatch, plainly: bool = False, beside: Weights | None = None
+    ) -> tuple[Weights, Tensor]:
         run = self.compiled(batch) if self.compiles and not plainly else self.plain
-        found: tuple[Weights, Tensor] = run(weights, *batch)
+        found: tuple[Weights, Tensor] = run(weights, *batch) if beside is None else run(weights, *batch, beside)
         return found
 
     def compiled(self, batch: LaneBatch) -> Callable[..., Any]:
@@ -91,18 +94,22 @@ def gradient_function(
                 found = vmap(lambda w, inputs: functional_call(network, w, inputs), randomness="different")(weights, x)
         return found if found.dtype == torch.float64 else found.float()
 
-    def losses(weights: Weights, x: Tensor, y: Tensor, share: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(
+        weights: Weights, x: Tensor, y: Tensor, share: Tensor, columns: Tensor, beside: Weights | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The losses' sum, whose gradient by a lane's weights is that of the lane's own loss; and the losses."""
         if samples > 1:
             x, y, share = (repeated_in_lanes(part, samples) for part in (x, y, share / samples))
-        answers = outputs(weights, x)
+        answers = outputs(weights if beside is None else {**weights, **beside}, x)
         if columns.shape[1] < answers.shape[2]:
             answers = answers.gather(2, columns[:, None, :].expand(-1, answers.shape[1], -1))
         each = shared_cross_entropy(answers, y, share, clip)
         return each.sum(), each
 
-    def gradients(weights: Weights, x: Tensor, y: Tensor, share: Tensor, columns: Tensor) -> tuple[Weights, Tensor]:
-        found: tuple[Weights, Tensor] = torch.func.grad(losses, has_aux=True)(weights, x, y, share, columns)
+    def gradients(
+        weights: Weights, x: Tensor, y: Tensor, share: Tensor, columns: Tensor, *beside: Weights
+    ) -> tuple[Weights, Tensor]:
+        found: tuple[Weights, Tensor] = torch.func.grad(losses, has_aux=True)(weights, x, y, share, columns, *beside)
         return found
 
     return gradients

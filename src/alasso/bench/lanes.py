@@ -8,7 +8,8 @@ and replayed: recorded once for the whole run where all tasks permute the same i
 from step to step lies in buffers that are written anew.
 
 Every method of this kind is a spring with a stiffness of its own on each side, so methods share a stack, too. VCL's
-networks are others, with a mean and a log-variance for each weight: its lanes share a stack with one another.
+networks are others, with a mean and a log-variance for each weight: its lanes share a stack with one another. So do
+those of IMM with drop-transfer, whose networks are given, beside their weights, those at the beginning of the task.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
-from alasso.bench.learners import Learner, StepPlan
+from alasso.bench.lane_drops import can_drop
+from alasso.bench.learners import Learner, StepPlan, drops_nodes
 from alasso.bench.stack import Stack
 from alasso.methods.gaussian_layers import BayesLayer
 
@@ -54,13 +56,13 @@ def shape_of(config: RunConfig) -> tuple[Any, ...] | None:
     """Runs with the same shape can be lanes of one stack; None: a run that has to go by itself."""
     if config.method not in STACKABLE + VARIATIONAL or config.optimizer != "adam":
         return None
-    if "drop" in str(config.settings.get("transfer", "")) or config.settings.get("labels") == "sampled":
+    if config.settings.get("labels") == "sampled":
         return None
     if (config.memory or config.method == "multi-task") and not config.benchmark.startswith("permuted-"):
         return None
     fixed = {name: value for name, value in config.to_json().items() if name not in FREE_FIELDS}
     samples = config.settings["train_samples"] if config.method in VARIATIONAL else None
-    return (*fixed.items(), config.method == "sgd-dropout", samples)
+    return (*fixed.items(), config.method == "sgd-dropout", samples, drops_nodes(config))
 
 
 def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
@@ -85,6 +87,7 @@ def stackable(learner: Learner) -> bool:
         and not has_state_of_its_own(learner.model)
         and all(p.requires_grad for p in learner.model.parameters())
         and not has_tied_weights(learner.model)
+        and (not drops_nodes(learner.config) or can_drop(learner.model))
     )
 
 
@@ -119,8 +122,7 @@ def that_fit(learner: Learner) -> int:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with torch.random.fork_rng(devices=[device]):
-        learner.prepare(0)
-        learner.loss(0, learner.epoch_plan(0, 0)[0])
+        learner.trial_loss()
     activations = torch.cuda.max_memory_allocated(device) - before
     weights = sum(p.numel() for p in learner.model.parameters())
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - before

@@ -14,7 +14,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.losses import mean_cross_entropy
 from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
 from alasso.bench.streams import Examples, Stream, Task
-from alasso.methods.imm import DropTransfer
+from alasso.methods.imm import DropTransfer, check_chance
 from alasso.shell import Regularizer
 
 EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
@@ -105,6 +105,11 @@ class Learner:
         outputs = self.outputs(torch.cat([x, old_x]))
         outputs = only_own_head(outputs, torch.cat([own_columns[0], first]), torch.cat([own_columns[1], last]))
         return self.cross_entropy(outputs, torch.cat([y, old_y]))
+
+    def trial_loss(self) -> Tensor:
+        """A loss before the first task has begun, by which to see what a step takes; the most that one of them does."""
+        self.prepare(0)
+        return self.loss(0, self.epoch_plan(0, 0)[0])
 
     def cross_entropy(self, outputs: Tensor, y: Tensor) -> Tensor:
         return mean_cross_entropy(outputs, y, self.config.loss_clip)
@@ -245,12 +250,15 @@ class Regularized(Learner):
 class Merged(Regularized):
     """IMM: weights are merged after each task, so the optimizer's moments, which belong to others, are dropped."""
 
-    drop: DropTransfer | None = None
+    dropping = False  # whether nodes are dropped in the running task
+    drop: DropTransfer | None = None  # made for steps of its own; a stack does without
 
     def new_regularizer(self) -> Regularizer:
         settings = dict(self.config.settings)
         settings["last_weight"] = settings["last_weight"] or None
         self.drop_share = float(settings.pop("drop"))
+        if drops_nodes(self.config):
+            check_chance(self.drop_share, "drop")
         return regularizers.IMM(self.model, self.config.method.removeprefix("imm-"), **settings)  # type: ignore[arg-type]
 
     def begin_task(self, t: int) -> None:
@@ -263,13 +271,29 @@ class Merged(Regularized):
 
     def prepare(self, t: int) -> None:
         super().prepare(t)
-        if t > 0 and "drop" in self.config.settings["transfer"]:
-            weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-            self.put(self.regularizer.anchor())  # drop-transfer drops back to where the task began
-            self.drop = DropTransfer(self.model, self.drop_share)
-            self.put(weights)
+        self.dropping = t > 0 and drops_nodes(self.config)
+
+    def loss(self, t: int, plan: StepPlan) -> Tensor:
+        if self.dropping and self.drop is None:
+            self.drop = self.drop_to_the_anchor()
+        return super().loss(t, plan)
+
+    def drop_to_the_anchor(self) -> DropTransfer:
+        """To where the task began, which may be many steps ago when a run goes on."""
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.put(self.regularizer.anchor())
+        drop = DropTransfer(self.model, self.drop_share)
+        self.put(weights)
+        return drop
+
+    def trial_loss(self) -> Tensor:
+        if not drops_nodes(self.config):
+            return super().trial_loss()
+        with DropTransfer(self.model, self.drop_share):
+            return super().trial_loss()
 
     def end_task(self, t: int) -> None:
+        self.dropping = False
         if self.drop:
             self.drop.remove()
             self.drop = None
@@ -279,6 +303,11 @@ class Merged(Regularized):
     def put(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
+
+
+def drops_nodes(config: RunConfig) -> bool:
+    """Whether it is IMM with drop-transfer."""
+    return "drop" in config.settings.get("transfer", "")
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from alasso.bench.compiling import compiled, compiles_on
-from alasso.bench.lane_gradients import LaneBatch, LaneGradients
-from alasso.bench.learners import Learner, Regularized
+from alasso.bench.lane_drops import LaneDrops
+from alasso.bench.lane_gradients import LaneBatch, LaneGradients, Weights
+from alasso.bench.learners import Learner, Merged, Regularized, drops_nodes
 from alasso.bench.slots import (
     BETA1,
     BETA2,
@@ -89,6 +90,11 @@ class Stack:
             if isinstance(layer, BayesLayer):
                 layer.given_variances = True
         config, built_as = learners[0].config, learners[0].built_as
+        self.drops: LaneDrops | None = None
+        if drops_nodes(config):
+            exact = torch.promote_types(dtype, torch.float32)  # half precision is too coarse for a small chance
+            self.drops = LaneDrops(network, torch.zeros(len(learners), device=self.device, dtype=exact))
+            built_as = built_as and (built_as, "drop-transfer")
         bf16, clip = config.precision == "bf16", config.loss_clip
         samples = config.settings["train_samples"] if isinstance(learners[0], Variational) else 1
         self.gradients = LaneGradients(network, built_as, len(learners), bf16, clip, self.device, samples)
@@ -111,6 +117,8 @@ class Stack:
                 self.tilt.a[lane], self.tilt.epsilon[lane] = learner.regularizer.surrogate.overestimate()
             if isinstance(learner, Variational):
                 self._adopt_priors(learner, lane)
+            if self.drops is not None and isinstance(learner, Merged):
+                self.drops.chance[lane] = learner.drop_share if learner.dropping else 0.0
 
     def _adopt_moments(self, optimizer: torch.optim.Optimizer, p: nn.Parameter, row: Slot, lane: int) -> None:
         state = optimizer.state[p]
@@ -155,9 +163,9 @@ class Stack:
         """
         with self.aside(batch.share):
             pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, batch.share))
-        given = {name: given_to_the_network(slot) for name, slot in self.slots.items()}
-        weights = {name: tensor[0] if self.alone else tensor for name, tensor in given.items()}
-        gradients, losses = self.gradients(weights, batch, plainly=not self.laid_out)
+        weights = self.as_given({name: given_to_the_network(slot) for name, slot in self.slots.items()})
+        beside = None if self.drops is None else self.as_given(self.drops.given(self.slots))
+        gradients, losses = self.gradients(weights, batch, not self.laid_out, beside)
         self.join()
         if not self.laid_out:
             self.lay_out_like(gradients)
@@ -172,6 +180,10 @@ class Stack:
                 slot = self.slots[name]
                 self.move(name, pace, gradient, self.kernel(PASSES[type(slot)], slot.theta.shape))
         self.join()
+
+    def as_given(self, tensors: Weights) -> Weights:
+        """As the network takes them: one lane alone without a leading axis."""
+        return {name: tensor[0] if self.alone else tensor for name, tensor in tensors.items()}
 
     @torch.no_grad()
     def move(self, name: str, pace: Pace, gradient: Tensor, kernel: Callable[..., None]) -> None:

@@ -136,7 +136,7 @@ def mode_of_gaussians(precision: Tensor, weighted: Tensor, theta: Tensor) -> Ten
     return torch.where(known, weighted / torch.where(known, precision, 1.0), theta)
 
 
-def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float) -> Tensor:
+def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float | Tensor) -> Tensor:
     r"""Dropout around θ_{k−1} in place of zero; ``keep`` is the mask of nodes that stay, p the chance to be dropped.
 
     .. math::
@@ -146,6 +146,16 @@ def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float) -> 
         \qquad \mathrm E[\hat\theta] = \theta
     """
     return torch.where(keep, (theta - p * theta_prev) / (1 - p), theta_prev)
+
+
+def uniform_noise(like: Tensor) -> Tensor:
+    """What drop-transfer is decided by: a number from [0, 1) for each one of ``like``."""
+    return torch.rand_like(like, dtype=torch.float32)  # half precision is too coarse for a small p
+
+
+def check_chance(p: float, name: str = "p") -> None:
+    if not 0 <= p < 1:
+        raise AlassoError(f"{name}, the chance that a node is dropped, must lie in [0, 1), not {p}")
 
 
 class DropTransfer:
@@ -165,8 +175,7 @@ class DropTransfer:
     """
 
     def __init__(self, model: nn.Module, p: float = 0.5, *, exclude: str | Iterable[str] | None = None) -> None:
-        if not 0 <= p < 1:
-            raise AlassoError(f"p, the chance that a node is dropped, must lie in [0, 1), not {p}")
+        check_chance(p)
         self.p = p
         self._previous = {layer: weights_of(layer) for layer in layers_to_drop(model, exclude)}
         self._handles = [layer.register_forward_hook(self._drop, with_kwargs=True) for layer in self._previous]
@@ -186,12 +195,22 @@ class DropTransfer:
         self.remove()
 
     def _drop(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor:
-        if not layer.training:
-            return h
-        x = next(iter((*args, *kwargs.values())))
-        h_prev = pre_activation(layer, x, *self._previous[layer])
-        keep = torch.rand_like(h, dtype=torch.float32) >= self.p  # half precision is too coarse for a small p
-        return drop_transfer(h, h_prev, keep, self.p)
+        return with_nodes_dropped(layer, args, kwargs, h, self._previous[layer], self.p)
+
+
+def with_nodes_dropped(
+    layer: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    h: Tensor,
+    previous: tuple[Tensor, Tensor | None],
+    p: float | Tensor,
+) -> Tensor:
+    """The layer's output h, given its arguments, with nodes dropped to what they were at ``previous``, (W, b)."""
+    if not layer.training:
+        return h
+    x = next(iter((*args, *kwargs.values())))
+    return drop_transfer(h, pre_activation(layer, x, *previous), uniform_noise(h) >= p, p)
 
 
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
