@@ -1,6 +1,6 @@
 """Time of a step and lane against the number of lanes, and against what memory alone would allow. Needs a GPU.
 
-    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--method alasso] [--out FILE]
+    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--method alasso] [--out records]
 
 The network is the paper's, 784-2000-2000-10 with batches of 256; the images are random, for no step depends on what
 they show. Epochs follow one another as in a run, plans and copies to the device included; the first ones, which
@@ -14,18 +14,16 @@ mean and variance are read again for each product.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import statistics
 import time
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from common import arguments, parsed, report
 
-from alasso.bench import loop, results, train
+from alasso.bench import loop, train
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Shelf, permuted
@@ -51,22 +49,26 @@ def random_images() -> ImageSet:
 def microseconds_a_step(images: ImageSet, lanes: int, precision: str, method: str, epochs: int, rounds: int) -> float:
     """Median over rounds of so many epochs each."""
     device = train.torch_device("cuda")
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    train.set_precision(precision)
     shelf = Shelf(device)
     group = []
     for seed in range(lanes):
         config = RunConfig.for_benchmark("permuted-mnist", method, tasks=2, seed=seed, precision=precision)
         stream = permuted(images, 2, seed, device=shelf)
         group.append(train.begun(config, stream, None, device, None, None, train.Quiet()))
-    trainer = loop.Trainer(group, 1e9, lambda: False)
+    with train.few_threads_for(group[0].learner):  # as in a run
+        return timed_rounds(loop.Trainer(group, 1e9, lambda: False), epochs, rounds)
+
+
+def timed_rounds(trainer: loop.Trainer, epochs: int, rounds: int) -> float:
     for t in (0, 1):  # a second task, so that there is a past to be protected
-        for lane in group:
+        for lane in trainer.lanes:
             lane.learner.begin_task(t)
             lane.learner.prepare(t)
         trainer.steps.begin(t)
         trainer.train_epoch(t, 0)
         if t == 0:
-            for lane in group:
+            for lane in trainer.lanes:
                 lane.learner.end_task(t)
     started, epoch = time.perf_counter(), 1
     while time.perf_counter() - started < WARM_UP:  # the compiler's helpers are still leaving
@@ -106,48 +108,46 @@ def copy_bandwidth() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__.splitlines()[0], rounds=3)
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--precision", nargs="+", default=["tf32"], choices=["tf32", "float32", "bf16"])
     parser.add_argument("--method", default="alasso")
     parser.add_argument("--epochs", type=int, default=4, help="epochs in a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/throughput.json"))
-    words = parser.parse_args()
+    options = parsed(parser)
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU here")
 
     bandwidth = copy_bandwidth()
-    gaussian = words.method.startswith("vcl")
+    gaussian = options.method.startswith("vcl")
     floor = WEIGHTS * bytes_of_a_step(gaussian) / bandwidth * 1e6
     flops = 2 * FLOPS if gaussian else FLOPS
     images = random_images()
-    rows = []
-    for precision in words.precision:
-        for lanes in words.lanes:
-            step = microseconds_a_step(images, lanes, precision, words.method, words.epochs, words.rounds)
-            rows.append({"precision": precision, "lanes": lanes, "step": step, "lane_step": step / lanes})
-            print(f"{precision}, {lanes} lanes: {step / lanes:.1f} µs a lane and step", flush=True)
+    found = []
+    for precision, lanes in itertools.product(options.precision, options.lanes):
+        step = microseconds_a_step(images, lanes, precision, options.method, options.epochs, options.rounds)
+        found.append({"precision": precision, "lanes": lanes, "step": step, "lane_step": step / lanes})
+        print(f"{precision}, {lanes} lanes: {step / lanes:.1f} µs a lane and step", flush=True)
+    report(
+        "throughput",
+        f"784-2000-2000-10, batch 256, {options.method}: µs",
+        ["products", "lanes", "step", "a lane and step", "floor", "times the floor"],
+        [shown(row, floor) for row in found],
+        {"copy_bandwidth": bandwidth, "floor": floor, "flops": flops, "rows": found},
+        [f"copying: {bandwidth / 1e12:.2f} TB/s; arithmetic of a step: {flops / 1e9:.1f} GFLOP"],
+        options,
+    )
 
-    table = Table(title=f"784-2000-2000-10, batch 256, {words.method}: µs", title_justify="left")
-    for column in ("products", "lanes", "step", "a lane and step", "floor", "times the floor"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        shown = (f"{row['step']:.0f}", f"{row['lane_step']:.1f}", f"{floor:.1f}", f"{row['lane_step'] / floor:.2f}")
-        table.add_row(row["precision"], str(row["lanes"]), *shown)
-    Console().print(table)
-    print(f"copying: {bandwidth / 1e12:.2f} TB/s; arithmetic of a step: {flops / 1e9:.1f} GFLOP")
-    words.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "benchmark": "throughput",
-        "method": words.method,
-        "environment": results.environment("cuda"),
-        "copy_bandwidth": bandwidth,
-        "floor": floor,
-        "flops": flops,
-        "rows": rows,
-    }
-    words.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+def shown(row: dict[str, Any], floor: float) -> list[str]:
+    step, lane_step = row["step"], row["lane_step"]
+    return [
+        row["precision"],
+        str(row["lanes"]),
+        f"{step:.0f}",
+        f"{lane_step:.1f}",
+        f"{floor:.1f}",
+        f"{lane_step / floor:.2f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -49,6 +49,18 @@ class Nine(InDouble):
         self.net[-1] = models.glorot(nn.Linear(16, 9)).double()
 
 
+class Convolutions(nn.Module):
+    """Split CIFAR's network in float64; without dropout, which would draw from chance."""
+
+    def __init__(self):
+        super().__init__()
+        net = models.glorot(models.cifar_cnn((3, 8, 8), 6)).double()
+        self.net = nn.Sequential(*(layer for layer in net if not isinstance(layer, nn.Dropout)))
+
+    def forward(self, x):
+        return self.net(x.double())
+
+
 def lane_of(config, stream):
     return train.begun(config, stream, InDouble, CPU, None, None, train.Quiet())
 
@@ -62,6 +74,16 @@ def everything(lane):
         for name, state in lane.learner.regularizer.state_dict()["parameters"].items():
             flat |= {f"state.{name}.{k}": v for k, v in state.items()}
     return flat
+
+
+def assert_alike(stacked, alone, name, rtol=1e-9):
+    want = everything(alone)
+    got = everything(stacked)
+    assert got.keys() == want.keys()
+    for part in want:
+        torch.testing.assert_close(got[part], want[part], rtol=rtol, atol=1e-12, msg=f"{name}: {part}")
+    assert stacked.position.accuracy == alone.position.accuracy
+    assert stacked.position.ahead == alone.position.ahead
 
 
 class Recorder:

@@ -246,7 +246,16 @@ def test_steps_recorded_in_a_row_are_the_steps_one_by_one(monkeypatch):
 
 def test_this_torch_knows_what_the_compiler_is_asked_for():
     """A wish it does not know is left out, and would be missed by nobody."""
-    assert all(hasattr(compiling.inductor_config(), name) for name in lane_gradients.WRITTEN_OUT)
+    wishes = lane_gradients.WRITTEN_OUT | compiling.CHOSEN_WITHOUT_TIMING
+    assert all(hasattr(compiling.inductor_config(), name) for name in wishes)
+
+
+def test_the_compiler_is_asked_for_what_it_knows_and_never_to_choose_by_timing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiling.torch, "compile", lambda function, **how: asked.append(how["options"]))
+    for options in (None, {"unroll_reductions_threshold": 17, "of_another_version": 1}):
+        compiling.OrPlain(lambda x: x, lambda x: x, "same", dynamic=False, options=options)
+    assert asked == [{"deterministic": True}, {"deterministic": True, "unroll_reductions_threshold": 17}]
 
 
 def trained_together(model=None):

@@ -12,24 +12,23 @@ from alasso.bench.config import RunConfig
 from alasso.bench.streams import Stream
 from alasso.errors import AlassoError
 from alasso.methods import imm
-from test_lanes import (
+from lane_helpers import (
     CPU,
+    Convolutions,
     InDouble,
     Nine,
     Recorder,
-    compiled_on_a_cpu,
+    assert_alike,
     everything,
     gone_on_with_alone_and_back,
     lane_of,
     largest_difference_from_alone,
     on_gpu,
     own_stream,
+    trained,
 )
-from test_lanes_vcl import Convolutions, assert_alike, trained
 
 from helpers import StopAt
-
-__all__ = ["compiled_on_a_cpu"]  # a fixture
 
 double = torch.float64
 
@@ -207,7 +206,7 @@ def test_the_layers_of_a_stack_that_drop_nodes_are_those_of_the_run_alone():
     for model in (models.mlp((64,), 10, hidden=16), models.cifar_cnn((3, 8, 8), 6), WithoutBias()):
         with imm.DropTransfer(model):
             dropping = {name for name, layer in model.named_modules() if layer._forward_hooks}
-        drops = lane_drops.LaneDrops(model.to("meta"), torch.zeros(2))
+        drops = lane_drops.LaneDrops(model.to("meta"), 2, CPU)
         assert {name.rpartition(".")[0] for name in drops.anchors} == dropping
         assert {name.rpartition(".")[0] for name in drops.chances} == dropping
         own_names = {name for name, _ in model.named_parameters()}
@@ -228,7 +227,7 @@ class Hidden(nn.Module):
 def test_each_lane_drops_its_own_share_of_nodes_to_its_own_past():
     """Nodes rise by the lane's number since the task began; they are dropped to nought, or rise by 1/(1 − p) of it."""
     network, chance = Hidden(20_000), torch.tensor([0.0, 0.2, 0.7])
-    drops = lane_drops.LaneDrops(network, chance)
+    drops = lane_drops.LaneDrops(network, 3, CPU)
     past = {f"hidden.{name}": torch.randn(3, *p.shape) for name, p in network.hidden.named_parameters()}
     rise = torch.tensor([1.0, 2.0, 3.0])
     weights = {"hidden.weight": past["hidden.weight"], "hidden.bias": past["hidden.bias"] + rise[:, None]}

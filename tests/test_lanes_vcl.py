@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import compiling, lane_gradients, lanes, loop, models, slots, stack, train, variational
+from alasso.bench import compiling, lane_gradients, lanes, loop, slots, stack, train, variational
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Observer
@@ -17,8 +17,10 @@ from alasso.errors import AlassoError, DivergedError
 from alasso.methods import gaussian_layers, vcl
 from lane_helpers import (
     CPU,
+    Convolutions,
     InDouble,
     Nine,
+    assert_alike,
     compared_step_by_step,
     difference_of_recorded_and_compiled_from_plain,
     everything,
@@ -74,16 +76,6 @@ def same_noise(monkeypatch):
     monkeypatch.setattr(gaussian_layers, "standard_noise", by_place_and_value)
 
 
-def assert_alike(stacked, alone, name, rtol=1e-9):
-    want = everything(alone)
-    got = everything(stacked)
-    assert got.keys() == want.keys()
-    for part in want:
-        torch.testing.assert_close(got[part], want[part], rtol=rtol, atol=1e-12, msg=f"{name}: {part}")
-    assert stacked.position.accuracy == alone.position.accuracy
-    assert stacked.position.ahead == alone.position.ahead
-
-
 # -- steps ------------------------------------------------------------------------------------------------------
 
 
@@ -112,18 +104,6 @@ def test_lanes_may_have_tasks_of_different_length_and_heads_of_their_own(same_no
     together = trained(configs, streams, Nine)
     for config, stream, stacked in zip(configs, streams, together, strict=True):
         assert_alike(stacked, *trained([config], [stream], Nine), config.name)
-
-
-class Convolutions(nn.Module):
-    """Split CIFAR's network in float64; without dropout, which would draw from chance."""
-
-    def __init__(self):
-        super().__init__()
-        net = models.glorot(models.cifar_cnn((3, 8, 8), 6)).double()
-        self.net = nn.Sequential(*(layer for layer in net if not isinstance(layer, nn.Dropout)))
-
-    def forward(self, x):
-        return self.net(x.double())
 
 
 def test_convolutions_are_stacked_too(same_noise):

@@ -14,6 +14,9 @@ from alasso import kernels
 
 log = logging.getLogger("alasso")
 
+#: By timing, the compiler would choose how sums are taken: on another day they would be rounded otherwise.
+CHOSEN_WITHOUT_TIMING = {"deterministic": True}
+
 _NUMBERS = itertools.count()
 _made: dict[Hashable, OrPlain] = {}
 
@@ -36,9 +39,10 @@ class OrPlain:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.plain, self.name = plain, name
-        wishes = {option: value for option, value in (options or {}).items() if hasattr(inductor_config(), option)}
+        wishes = CHOSEN_WITHOUT_TIMING | dict(options or {})
+        known = {option: value for option, value in wishes.items() if hasattr(inductor_config(), option)}
         renamed = kernels.renamed(function, name)
-        self.run = torch.compile(renamed, dynamic=dynamic, fullgraph=True, options=wishes or None)
+        self.run = torch.compile(renamed, dynamic=dynamic, fullgraph=True, options=known or None)
 
     def __call__(self, *arguments: Any) -> Any:
         if self.run is not self.plain:

@@ -25,18 +25,20 @@ class LaneDrops:
     lane, is 0 in the first task, where nothing is dropped: what is recorded and compiled stays the same.
     """
 
-    def __init__(self, network: nn.Module, chance: Tensor) -> None:
-        self.chance = chance
+    def __init__(self, network: nn.Module, lanes: int, device: torch.device) -> None:
+        own = next(network.parameters()).dtype
+        exact = torch.promote_types(own, torch.float32)  # half precision is too coarse for a small chance
+        self.chance = torch.zeros(lanes, device=device, dtype=exact)
         self.anchors: dict[str, str] = {}  # name of what is given: name of the parameter whose anchor it is
         self.chances: list[str] = []
         for name, layer in hidden_layers(network).items():
             self.chances.append(f"{name}.{CHANCE}")
             layer.register_buffer(CHANCE, torch.empty((), device="meta"))
-            for own, before in BEFORE.items():
-                parameter = getattr(layer, own)
+            for name_of_own, before in BEFORE.items():
+                parameter = getattr(layer, name_of_own)
                 layer.register_buffer(before, None if parameter is None else torch.empty_like(parameter, device="meta"))
                 if parameter is not None:
-                    self.anchors[f"{name}.{before}"] = f"{name}.{own}"
+                    self.anchors[f"{name}.{before}"] = f"{name}.{name_of_own}"
             layer.register_forward_hook(drop_as_given, with_kwargs=True)
 
     def given(self, slots: Mapping[str, Slot]) -> Weights:

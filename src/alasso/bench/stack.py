@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -66,11 +66,8 @@ class Stack:
         # What is done aside is short and goes first, not last.
         self.beside = [torch.cuda.Stream(self.device, priority=-1) for _ in range(2)] if on_gpu else []
         self.steps = torch.zeros(len(learners), 1, device=self.device)
-        rates = [[learner.config.learning_rate] for learner in learners]
-        dtype = next(learners[0].model.parameters()).dtype
-        self.rate = torch.tensor(rates, device=self.device, dtype=dtype)
-        epsilons = [[learner.config.adam_eps] for learner in learners]
-        self.adam_epsilon = torch.tensor(epsilons, device=self.device, dtype=dtype)
+        self.rate = self.column(learner.config.learning_rate for learner in learners)
+        self.adam_epsilon = self.column(learner.config.adam_eps for learner in learners)
         self.tilt = Tilt(torch.ones_like(self.rate), torch.zeros_like(self.rate))
         self.half_share = torch.zeros_like(self.rate)  # 1 / 2N, where weights are Gaussians
         self.numbers: dict[type[Slot], tuple[Tensor, ...]] = {
@@ -89,15 +86,23 @@ class Stack:
         for layer in network.modules():
             if isinstance(layer, BayesLayer):
                 layer.given_variances = True
-        config, built_as = learners[0].config, learners[0].built_as
-        self.drops: LaneDrops | None = None
-        if drops_nodes(config):
-            exact = torch.promote_types(dtype, torch.float32)  # half precision is too coarse for a small chance
-            self.drops = LaneDrops(network, torch.zeros(len(learners), device=self.device, dtype=exact))
-            built_as = built_as and (built_as, "drop-transfer")
-        bf16, clip = config.precision == "bf16", config.loss_clip
-        samples = config.settings["train_samples"] if isinstance(learners[0], Variational) else 1
-        self.gradients = LaneGradients(network, built_as, len(learners), bf16, clip, self.device, samples)
+        self.drops = LaneDrops(network, len(learners), self.device) if drops_nodes(learners[0].config) else None
+        self.gradients = self.gradients_of(network)
+
+    def column(self, numbers: Iterable[float]) -> Tensor:
+        """One a lane, of the weights' own precision; (lanes, 1)."""
+        dtype = next(self.learners[0].model.parameters()).dtype
+        return torch.tensor([[number] for number in numbers], device=self.device, dtype=dtype)
+
+    def gradients_of(self, network: nn.Module) -> LaneGradients:
+        first, lanes = self.learners[0], len(self.learners)
+        built_as = first.built_as
+        if built_as and self.drops is not None:
+            built_as = (built_as, "drop-transfer")
+        config = first.config
+        samples = config.settings["train_samples"] if isinstance(first, Variational) else 1
+        bf16 = config.precision == "bf16"
+        return LaneGradients(network, built_as, lanes, bf16, config.loss_clip, self.device, samples)
 
     # -- learners in and out of the stack -------------------------------------------------------------------
 
