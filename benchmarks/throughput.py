@@ -1,6 +1,6 @@
 """Time of a step and lane against the number of lanes, and against what memory alone would allow. Needs a GPU.
 
-    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--method alasso] [--out records]
+    python benchmarks/throughput.py [--lanes 1 2 4 8 16] [--precision tf32] [--method alasso] [--set KEY=VALUE]
 
 The network is the paper's, 784-2000-2000-10 with batches of 256; the images are random, for no step depends on what
 they show. Epochs follow one another as in a run, plans and copies to the device included; the first ones, which
@@ -14,6 +14,7 @@ mean and variance are read again for each product.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 import time
@@ -29,6 +30,7 @@ from alasso.bench.data import ImageSet
 from alasso.bench.streams import Shelf, permuted
 
 WARM_UP = 4.0  # seconds
+FIRST_TIMED = 10  # epoch of the second task
 STEPS = 235  # of an epoch of 60,000 images
 WEIGHTS = 784 * 2000 + 2000 + 2000 * 2000 + 2000 + 2000 * 10 + 10
 BYTES_OF_THE_UPDATE = 4 * (6 + 4) + 1  # θ, m, v, anchor, stiffness, ω and the side read; θ, m, v, ω written
@@ -46,18 +48,21 @@ def random_images() -> ImageSet:
     return ImageSet("mnist", "random", images, labels, images[:1000], labels[:1000], classes)
 
 
-def microseconds_a_step(images: ImageSet, lanes: int, precision: str, method: str, epochs: int, rounds: int) -> float:
+def microseconds_a_step(images: ImageSet, lanes: int, precision: str, options: argparse.Namespace) -> float:
     """Median over rounds of so many epochs each."""
-    device = train.torch_device("cuda")
+    device = train.torch_device(options.device)
     train.set_precision(precision)
+    length = {"tasks": 2, "epochs": FIRST_TIMED + options.rounds * options.epochs}
+    changes = dict(pair.split("=", 1) for pair in options.set)
     shelf = Shelf(device)
     group = []
     for seed in range(lanes):
-        config = RunConfig.for_benchmark("permuted-mnist", method, tasks=2, seed=seed, precision=precision)
+        how = {**length, **changes, "seed": seed, "precision": precision}
+        config = RunConfig.for_benchmark("permuted-mnist", options.method, **how)
         stream = permuted(images, 2, seed, device=shelf)
         group.append(train.begun(config, stream, None, device, None, None, train.Quiet()))
     with train.few_threads_for(group[0].learner):  # as in a run
-        return timed_rounds(loop.Trainer(group, 1e9, lambda: False), epochs, rounds)
+        return timed_rounds(loop.Trainer(group, 1e9, lambda: False), options.epochs, options.rounds)
 
 
 def timed_rounds(trainer: loop.Trainer, epochs: int, rounds: int) -> float:
@@ -72,14 +77,14 @@ def timed_rounds(trainer: loop.Trainer, epochs: int, rounds: int) -> float:
                 lane.learner.end_task(t)
     started, epoch = time.perf_counter(), 1
     while time.perf_counter() - started < WARM_UP:  # the compiler's helpers are still leaving
-        trainer.train_epoch(1, epoch := epoch % 8 + 1)
+        trainer.train_epoch(1, epoch := epoch % (FIRST_TIMED - 2) + 1)
         torch.cuda.synchronize()
     times = []
     for number in range(rounds):
         torch.cuda.synchronize()
         started = time.perf_counter()
         for epoch in range(epochs):
-            trainer.train_epoch(1, 1 + number * epochs + epoch)
+            trainer.train_epoch(1, FIRST_TIMED + number * epochs + epoch)
         torch.cuda.synchronize()
         times.append((time.perf_counter() - started) / (epochs * STEPS) * 1e6)
     return statistics.median(times)
@@ -112,10 +117,12 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--precision", nargs="+", default=["tf32"], choices=["tf32", "float32", "bf16"])
     parser.add_argument("--method", default="alasso")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the method")
     parser.add_argument("--epochs", type=int, default=4, help="epochs in a round")
     options = parsed(parser)
-    if not torch.cuda.is_available():
-        parser.error("torch sees no GPU here")
+    if not (torch.cuda.is_available() and options.device.startswith("cuda")):
+        parser.error("this is a benchmark of GPUs" if torch.cuda.is_available() else "torch sees no GPU here")
+    torch.cuda.set_device(torch.device(options.device).index or 0)
 
     bandwidth = copy_bandwidth()
     gaussian = options.method.startswith("vcl")
@@ -124,11 +131,11 @@ def main() -> None:
     images = random_images()
     found = []
     for precision, lanes in itertools.product(options.precision, options.lanes):
-        step = microseconds_a_step(images, lanes, precision, options.method, options.epochs, options.rounds)
+        step = microseconds_a_step(images, lanes, precision, options)
         found.append({"precision": precision, "lanes": lanes, "step": step, "lane_step": step / lanes})
         print(f"{precision}, {lanes} lanes: {step / lanes:.1f} µs a lane and step", flush=True)
     report(
-        "throughput",
+        f"throughput-{options.method}",
         f"784-2000-2000-10, batch 256, {options.method}: µs",
         ["products", "lanes", "step", "a lane and step", "floor", "times the floor"],
         [shown(row, floor) for row in found],

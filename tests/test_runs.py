@@ -493,16 +493,34 @@ def test_a_clipped_loss_is_that_of_clipped_probabilities():
     torch.testing.assert_close(got[1], plain[1], rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("method", ["alasso", "imm-mean", "imm-mode"])
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes):
+def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes, method):
     configs = runs.combinations(
-        "permuted-digits", ["alasso"], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e30, 1e-3]}
+        "permuted-digits", [method], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e38, 1e-3]}
     )
     options = runs.Options(out=tmp_path, device="cpu", quiet=True, lanes=lanes)
-    said = r"alasso learning_rate=1e\+30, seed 0: .* diverged.* smaller learning rate .*; the other runs are finished"
+    said = method + r" learning_rate=1e\+38, seed 0: .*diverged.* smaller learning rate .*; the other runs are finished"
     with pytest.raises(DivergedError, match=said):
         runs.carry_out(configs, options, Console())
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[1].name}.json"]
+
+
+def test_a_run_finished_before_another_of_its_stack_diverged_is_not_run_again(tmp_path, monkeypatch):
+    """Where the memory holds one at a time. A result from before does not stand for a run that is to be run again."""
+    first, diverging, last = (small(seed=seed, learning_rate=rate) for seed, rate in ((0, 1e-3), (1, 1e38), (2, 1e-3)))
+    results.write(replace(finished(last), seconds=12345.0), tmp_path)
+    seeds = []
+    train_whole = loop.Trainer.train
+    monkeypatch.setattr(train, "that_fit", lambda learner: 1)
+    monkeypatch.setattr(
+        loop.Trainer, "train", lambda trainer: seeds.append(trainer.lanes[0].config.seed) or train_whole(trainer)
+    )
+    options = runs.Options(tmp_path, device="cpu", quiet=True, restart=True, lanes=3)
+    with pytest.raises(DivergedError, match="the other runs are finished"):
+        runs.carry_out([first, diverging, last], options, Console())
+    assert seeds == [0, 1, 1, 2]
+    assert results.read(results.result_path(last, tmp_path)).seconds != 12345.0
 
 
 def test_a_restart_never_goes_on_from_before(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
-from alasso.errors import AlassoError
+from alasso.errors import AlassoError, DivergedError
 from alasso.methods.alasso import AlassoSurrogate, OmegaRule, Unmoved
 from alasso.methods.ewc import EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.imm import IMMSurrogate, Merge, Start, Transfer
@@ -256,8 +256,8 @@ class IMM(_FromFisher):
     def _check_weights(self) -> None:
         for name, parameter in self.protected():
             if not bool(torch.isfinite(local(parameter)).all()):
-                raise AlassoError(
-                    f"{name} holds NaN or infinite weights: the training diverged; "
+                raise DivergedError(
+                    f"{name} holds NaN or infinite weights: the training diverged (a smaller learning rate helps); "
                     "the state before this consolidation is kept"
                 )
 

@@ -179,7 +179,15 @@ ADDED_LATER = {"adam_eps": 1e-8, "loss_clip": 0.0}
 #: Fields that say what a run is, and are not changes of it.
 NOT_CHANGES = ("benchmark", "method", "settings")
 #: Between what numbers some settings lie; all others are zero or more.
-LIMITS = {"initial_logvar": (-50, 50), "train_samples": (1, None), "test_samples": (1, None), "coreset": (1, None)}
+LIMITS = {
+    "initial_logvar": (-50, 50),
+    "train_samples": (1, None),
+    "test_samples": (1, None),
+    "coreset": (1, None),
+    "drop": (0, 1),
+}
+#: Of these, what must stay below its upper limit.
+NOT_REACHED = ("drop",)
 #: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
 WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
@@ -238,8 +246,9 @@ def check_setting(name: str, value: Any) -> None:
         return
     least, most = LIMITS.get(name, (0, None))
     if most is not None:
-        if not least <= value <= most:
-            raise AlassoError(f"{name} must lie between {least} and {most}, not be {value}")
+        if not least <= value <= most or (value == most and name in NOT_REACHED):
+            below = f", and below {most}" if name in NOT_REACHED else ""
+            raise AlassoError(f"{name} must lie between {least} and {most}{below}, not be {value}")
     elif isinstance(value, int) and value < least:
         raise AlassoError(f"{name} must be {least} or more, not {value}")
     elif not least <= value < float("inf"):

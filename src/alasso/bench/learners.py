@@ -14,7 +14,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.losses import mean_cross_entropy
 from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
 from alasso.bench.streams import Examples, Stream, Task
-from alasso.methods.imm import DropTransfer, check_chance
+from alasso.methods.imm import DropTransfer
 from alasso.shell import Regularizer
 
 EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
@@ -107,9 +107,11 @@ class Learner:
         return self.cross_entropy(outputs, torch.cat([y, old_y]))
 
     def trial_loss(self) -> Tensor:
-        """A loss before the first task has begun, by which to see what a step takes; the most that one of them does."""
+        """Of as many examples as a step ever has, by which to see what one takes; a memory's are stood in for."""
         self.prepare(0)
-        return self.loss(0, self.epoch_plan(0, 0)[0])
+        own = self.epoch_plan(0, 0)[0].own
+        rehearsed = self.memory.beside(len(own)) if self.memory else 0
+        return self.loss(0, StepPlan(own[torch.arange(len(own) + rehearsed) % len(own)]))
 
     def cross_entropy(self, outputs: Tensor, y: Tensor) -> Tensor:
         return mean_cross_entropy(outputs, y, self.config.loss_clip)
@@ -257,8 +259,6 @@ class Merged(Regularized):
         settings = dict(self.config.settings)
         settings["last_weight"] = settings["last_weight"] or None
         self.drop_share = float(settings.pop("drop"))
-        if drops_nodes(self.config):
-            check_chance(self.drop_share, "drop")
         return regularizers.IMM(self.model, self.config.method.removeprefix("imm-"), **settings)  # type: ignore[arg-type]
 
     def begin_task(self, t: int) -> None:
@@ -280,8 +280,9 @@ class Merged(Regularized):
 
     def drop_to_the_anchor(self) -> DropTransfer:
         """To where the task began, which may be many steps ago when a run goes on."""
-        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.put(self.regularizer.anchor())
+        anchor = self.regularizer.anchor()
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in anchor}
+        self.put(anchor)
         drop = DropTransfer(self.model, self.drop_share)
         self.put(weights)
         return drop
@@ -301,8 +302,8 @@ class Merged(Regularized):
 
     @torch.no_grad()
     def put(self, weights: Mapping[str, Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
+        for name, value in weights.items():
+            self.model.get_parameter(name).copy_(value)
 
 
 def drops_nodes(config: RunConfig) -> bool:

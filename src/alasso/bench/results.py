@@ -43,13 +43,17 @@ class Result:
         return {"schema": SCHEMA, **asdict(self), "config": self.config.to_json()}
 
 
+def result_path(config: RunConfig, folder: Path) -> Path:
+    return folder / f"{config.name}.json"
+
+
 def checkpoint_path(config: RunConfig, folder: Path) -> Path:
     """Beside the result to be, while the run goes on."""
     return folder / f"{config.name}.checkpoint"
 
 
 def write(result: Result, folder: Path) -> Path:
-    path = folder / f"{result.name}.json"
+    path = result_path(result.config, folder)
     text = json.dumps(result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(path, (compact_rows(text) + "\n").encode())
     return path

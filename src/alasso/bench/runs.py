@@ -84,7 +84,7 @@ def carry_out(
 ) -> list[Result]:
     """Run what is not finished yet, in order, with one overall progress; shorter runs on the way of longer ones."""
     check_folder(configs, options)
-    paths = {config.name: options.out / f"{config.name}.json" for config in configs}
+    paths = {config.name: results.result_path(config, options.out) for config in configs}
     done = {config.name: read_back(paths[config.name]) for config in configs if is_done(config, options)}
     varying = _varying_settings(configs)
     left = [config for config in configs if config.name not in done]
@@ -130,13 +130,17 @@ class _Sweep:
         self.line_up([config for config in configs if config.name not in passed_through])
         while self.waiting:
             group, resume = self.waiting.popleft()
+            before = {config.name: self.written(config) for config in group}
             try:
                 self.train(group, resume)
             except DivergedError as error:
-                if len(group) > 1:  # each by itself, to find out which, from where they stand
-                    self.waiting.extendleft(([config], True) for config in reversed(group))
-                else:
+                if len(group) == 1:
                     self.give_up(group[0], str(error))
+                    continue
+                finished = [config for config in group if self.written(config) != before[config.name]]
+                self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
+                # The others each by itself, to find out which, from where they stand.
+                self.waiting.extendleft(([config], True) for config in reversed(group) if config not in finished)
 
     def line_up(self, configs: Sequence[RunConfig]) -> None:
         if configs:
@@ -150,10 +154,18 @@ class _Sweep:
         against = [self.reference(config) for config in group]
         how = replace(self.options, resume=resume)
         found = _carry_out_together(group, name, how, self.console, self.bars, against, passed)
+        self.take_in(found)
+
+    def take_in(self, found: Sequence[Result]) -> None:
         self.done |= {result.name: result for result in found}
-        for config in group:
+        for result in found:
             # What an old checkpoint lies beyond, which does not hold the time, is run by itself.
-            self.line_up(self.take_in_waypoints(config))
+            self.line_up(self.take_in_waypoints(result.config))
+
+    def written(self, config: RunConfig) -> int | None:
+        """When its result was, if there is one."""
+        path = results.result_path(config, self.options.out)
+        return path.stat().st_mtime_ns if path.exists() else None
 
     def give_up(self, config: RunConfig, why: str) -> None:
         """A run that diverged, and the shorter ones that it did not reach."""

@@ -145,17 +145,14 @@ def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float | Te
             \frac{1}{1-p} \theta - \frac{p}{1-p} \theta_{k-1} & \text{otherwise} \end{cases}
         \qquad \mathrm E[\hat\theta] = \theta
     """
-    return torch.where(keep, (theta - p * theta_prev) / (1 - p), theta_prev)
+    exact = torch.promote_types(theta.dtype, torch.float32)  # in half precision, p would not be the share of ``keep``
+    kept = (theta.to(exact) - p * theta_prev.to(exact)) / (1 - p)
+    return torch.where(keep, kept.to(theta.dtype), theta_prev)
 
 
 def uniform_noise(like: Tensor) -> Tensor:
     """What drop-transfer is decided by: a number from [0, 1) for each one of ``like``."""
     return torch.rand_like(like, dtype=torch.float32)  # half precision is too coarse for a small p
-
-
-def check_chance(p: float, name: str = "p") -> None:
-    if not 0 <= p < 1:
-        raise AlassoError(f"{name}, the chance that a node is dropped, must lie in [0, 1), not {p}")
 
 
 class DropTransfer:
@@ -175,7 +172,8 @@ class DropTransfer:
     """
 
     def __init__(self, model: nn.Module, p: float = 0.5, *, exclude: str | Iterable[str] | None = None) -> None:
-        check_chance(p)
+        if not 0 <= p < 1:
+            raise AlassoError(f"p, the chance that a node is dropped, must lie in [0, 1), not {p}")
         self.p = p
         self._previous = {layer: weights_of(layer) for layer in layers_to_drop(model, exclude)}
         self._handles = [layer.register_forward_hook(self._drop, with_kwargs=True) for layer in self._previous]
