@@ -169,12 +169,12 @@ def compared_step_by_step(configs):
     return Compared(together, one_by_one, steps, *worst)
 
 
-def difference_of_recorded_and_compiled_from_plain(configs, monkeypatch):
+def difference_of_recorded_and_compiled_from_plain(configs, monkeypatch, model=None):
     """On a GPU, at the end of training, of whichever tensor it is the largest: mean difference by mean size."""
     device = torch.device("cuda", 0)
 
     def found():
-        return [everything(lane) for lane in trained(configs, make_streams(configs, None, device), None)]
+        return [everything(lane) for lane in trained(configs, make_streams(configs, None, device), model)]
 
     fast = found()
     monkeypatch.setattr(lanes, "WARM_UP", 10**9)

@@ -453,19 +453,18 @@ def test_compiled_noise_is_drawn_anew_for_each_lane_and_step(count, compiled_on_
 @pytest.mark.parametrize("small_tensors", [1, 1 << 16])
 @pytest.mark.parametrize("count", [1, 3])
 def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monkeypatch):
-    """The network of the paper, narrower: recorded and compiled against neither. The first task has no drop-transfer,
-    the others have, and nothing is recorded anew.
+    """In float64, for what is dropped adds to what rounding grows to. The first task has no drop-transfer, the others
+    have, and nothing is recorded anew.
     """
     monkeypatch.setattr(imm, "uniform_noise", by_place)  # by value, a rounding error might drop another node
     monkeypatch.setattr(stack, "SMALL", small_tensors)
     configs = [
-        small(epochs=4, hidden=128, batch_size=64, seed=seed, drop=0.3 + 0.2 * seed, precision="float32")
-        for seed in range(count)
+        small(epochs=4, batch_size=64, seed=seed, drop=0.3 + 0.2 * seed, precision="float32") for seed in range(count)
     ]
     made = []
     record = lanes.StackedSteps._recorded
     monkeypatch.setattr(lanes.StackedSteps, "_recorded", lambda *of: made.append(of[1]) or record(*of))
-    assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch) < 0.02
+    assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch, InDouble) < 1e-8
     assert made == [lanes.TOGETHER, 1]
 
 
