@@ -519,8 +519,22 @@ def test_a_run_finished_before_another_of_its_stack_diverged_is_not_run_again(tm
     options = runs.Options(tmp_path, device="cpu", quiet=True, restart=True, lanes=3)
     with pytest.raises(DivergedError, match="the other runs are finished"):
         runs.carry_out([first, diverging, last], options, Console())
-    assert seeds == [0, 1, 1, 2]
+    assert seeds == [0, 1, 2]
     assert results.read(results.result_path(last, tmp_path)).seconds != 12345.0
+
+
+def test_the_others_of_a_stack_go_on_as_a_stack_when_one_diverges(tmp_path):
+    """From their checkpoints, and end where they would have."""
+    rates = {0: 1e-3, 1: 1e38, 2: 1e-3}
+    configs = [small(seed=seed, learning_rate=rate) for seed, rate in rates.items()]
+    options = runs.Options(tmp_path, device="cpu", quiet=True, lanes=3)
+    with pytest.raises(DivergedError, match=r"seed 1: .*diverged.*; the other runs are finished"):
+        runs.carry_out(configs, options, Console())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[i].name}.json" for i in (0, 2)]
+    for i in (0, 2):
+        found = results.read(results.result_path(configs[i], tmp_path))
+        assert found.environment["lanes"] == 2
+        np.testing.assert_allclose(found.accuracy[-1], finished(configs[i]).accuracy[-1], atol=0.02)
 
 
 def test_a_restart_never_goes_on_from_before(tmp_path):

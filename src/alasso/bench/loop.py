@@ -19,10 +19,11 @@ from alasso.bench.config import RunConfig
 from alasso.bench.graphs import DirectSteps, GraphedSteps
 from alasso.bench.lanes import StackedSteps, stackable
 from alasso.bench.learners import Learner
-from alasso.bench.progress import Observer, Stopped
+from alasso.bench.progress import LaneDiverged, Observer, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
 from alasso.bench.waypoints import Waypoint
+from alasso.errors import DivergedError
 
 
 @dataclass
@@ -202,7 +203,10 @@ class Trainer:
 
     def end_task(self, lane: Lane, t: int) -> None:
         learner, position, tasks = lane.learner, lane.position, lane.stream.tasks
-        learner.end_task(t)
+        try:
+            learner.end_task(t)
+        except DivergedError as error:
+            raise LaneDiverged(lane.config, str(error)) from error
         position.accuracy.append(learner.accuracies(t, position.accuracy))
         if t + 1 < len(tasks):
             position.ahead += learner.accuracies_on([tasks[t + 1]])

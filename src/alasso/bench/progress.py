@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from alasso.bench.atomic import disk_errors_as_advice
-from alasso.errors import AlassoError
+from alasso.errors import AlassoError, DivergedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,14 @@ Accuracy = list[list[float]]
 
 class Stopped(Exception):
     """The user asked to stop; the run is saved up to the place the message names."""
+
+
+class LaneDiverged(DivergedError):
+    """Which run it was that diverged; the others of its stack stand where their checkpoints are."""
+
+    def __init__(self, config: RunConfig, why: str) -> None:
+        super().__init__(why)
+        self.config = config
 
 
 class Observer(Protocol):

@@ -19,7 +19,17 @@ from rich.table import Table
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import FIELDS, NOT_CHANGES, RunConfig, known, nearest
-from alasso.bench.progress import Bars, CsvLog, Observer, PlainLines, Quiet, Several, Stopped, TensorBoardLog
+from alasso.bench.progress import (
+    Bars,
+    CsvLog,
+    LaneDiverged,
+    Observer,
+    PlainLines,
+    Quiet,
+    Several,
+    Stopped,
+    TensorBoardLog,
+)
 from alasso.bench.results import Result
 from alasso.bench.waypoints import Waypoint, on_the_way
 from alasso.errors import AlassoError, DivergedError
@@ -133,14 +143,13 @@ class _Sweep:
             before = {config.name: self.written(config) for config in group}
             try:
                 self.train(group, resume)
-            except DivergedError as error:
-                if len(group) == 1:
-                    self.give_up(group[0], str(error))
-                    continue
+            except LaneDiverged as error:
                 finished = [config for config in group if self.written(config) != before[config.name]]
                 self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
-                # The others each by itself, to find out which, from where they stand.
-                self.waiting.extendleft(([config], True) for config in reversed(group) if config not in finished)
+                self.give_up(error.config, str(error))
+                left = [config for config in group if config not in (*finished, error.config)]
+                if left:  # from where they stand
+                    self.waiting.appendleft((left, True))
 
     def line_up(self, configs: Sequence[RunConfig]) -> None:
         if configs:
