@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import compiling, lane_batches, lane_gradients, lanes, loop, results, slots, stack, train
+from alasso.bench import compiling, data, lane_batches, lane_gradients, lanes, loop, results, slots, stack, train
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
+from alasso.bench.streams import split
 from lane_helpers import (
     CPU,
     InDouble,
@@ -242,6 +243,29 @@ def test_steps_recorded_in_a_row_are_the_steps_one_by_one(monkeypatch):
     for got, want in zip(in_rows, plain, strict=True):
         expected = everything(want)
         assert all(torch.equal(value, expected[name]) for name, value in everything(got).items())
+
+
+@pytest.mark.parametrize("room", [0, 4 * 2 * 60 * 3 * 12**2 * 4 - 1, 4 * 2 * 60 * 3 * 12**2 * 4])
+def test_images_are_brought_to_size_once_a_task_where_there_is_room(room, monkeypatch):
+    """And what the steps are given is the same to the last bit."""
+    generator = np.random.default_rng(0)
+    images, labels = generator.integers(0, 256, (120, 3, 5, 5), dtype=np.uint8), np.arange(120) % 4
+    source = data.ImageSet("own", "own", images, labels, images[:8], labels[:8], tuple("abcd"))
+    streams = [split([(source, 2)], 2, seed, name="x", size=12, device=CPU) for seed in (0, 1)]
+    steps = lane_batches.OwnExamples(streams)
+    monkeypatch.setattr(lane_batches, "room_on", lambda device: room)
+    monkeypatch.setattr(lane_batches, "RESIZED_AT_ONCE", 7)
+    example = torch.tensor([[0, 59, 31], [5, 5, 58]])
+    for t in (0, 1):
+        steps.begin(t)
+        x, y = steps.gathered(example)
+        for lane, stream in enumerate(streams):
+            task = stream.tasks[t]
+            assert len(task.train) == 60
+            want, labels_of = task.train.batch(example[lane])
+            assert torch.equal(x[lane], want) and torch.equal(y[lane], labels_of - task.head.start)
+        kept = [of_lane.images.shape[-1] for of_lane in steps.examples]
+        assert kept == [12 if room >= 4 * 2 * 60 * 3 * 12**2 * 4 else 5] * 2
 
 
 def test_this_torch_knows_what_the_compiler_is_asked_for():

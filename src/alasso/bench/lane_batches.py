@@ -14,6 +14,8 @@ from alasso.bench.streams import Examples, Stream
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+RESIZED_AT_ONCE = 1024  # images
+
 
 class Batch(NamedTuple):
     """What one step is made on: for each lane which examples (and, in mixed batches, of which task), and their share.
@@ -119,9 +121,12 @@ class OwnExamples:
 
     streams: Sequence[Stream]
     recorded_for: int = 0  # the task: other images, other columns of the head
+    examples: Sequence[Examples] = ()  # of the task
 
     def begin(self, t: int) -> None:
         self.recorded_for = t
+        self.examples = ()  # what the last task had may make room
+        self.examples = [brought_to_size(stream.tasks[t].train, len(self.streams)) for stream in self.streams]
 
     def room_for(self, epoch: Batch, columns: Tensor) -> LaneBatch:
         """Where the steps of such an epoch will lie, one after another."""
@@ -134,10 +139,30 @@ class OwnExamples:
             here.copy_(part)
 
     def gathered(self, example: Tensor) -> tuple[Tensor, Tensor]:
-        tasks = [stream.tasks[self.recorded_for] for stream in self.streams]
-        pairs = [task.train.batch(index) for task, index in zip(tasks, example, strict=True)]
-        labels = [y - task.head.start for task, (_, y) in zip(tasks, pairs, strict=True)]
+        heads = [stream.tasks[self.recorded_for].head for stream in self.streams]
+        pairs = [of_lane.batch(index) for of_lane, index in zip(self.examples, example, strict=True)]
+        labels = [y - head.start for head, (_, y) in zip(heads, pairs, strict=True)]
         return torch.stack([x for x, _ in pairs]), torch.stack(labels)
+
+
+def brought_to_size(examples: Examples, lanes: int) -> Examples:
+    """The same examples with images of the size that they are trained with, once for all epochs; as they are, where
+    that is their size already or the images of so many lanes would take more than a quarter of the room.
+    """
+    if examples.size is None or examples.images.shape[-1] == examples.size:
+        return examples
+    channels = examples.images.shape[1]
+    needed = lanes * len(examples) * channels * examples.size**2 * torch.float32.itemsize
+    if needed > room_on(examples.images.device) / 4:
+        return examples
+    everything = torch.arange(len(examples), device=examples.images.device)
+    pairs = [examples.batch(index) for index in everything.split(RESIZED_AT_ONCE)]
+    return Examples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
+
+
+def room_on(device: torch.device) -> int:
+    """Bytes that a GPU has left. Of a CPU's memory others have use."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def same_place(one: Tensor | None, other: Tensor | None) -> bool:
