@@ -212,6 +212,7 @@ def set_precision(precision: str) -> None:
     """Of products of float32 on a GPU, convolutions included: TF32, or float32 to the last bit."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.deterministic = True  # or else a run on images differs from itself
 
 
 @contextmanager
