@@ -20,7 +20,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from alasso import AlassoError, cli
-from alasso.bench import atomic, catalog, checkpoint, learners, loop, losses, results, runs, train
+from alasso.bench import atomic, catalog, checkpoint, learners, loop, losses, models, results, runs, search, train
 from alasso.bench.benchmarks import left_over, make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
@@ -321,6 +321,55 @@ train.run(config, out=out, device="cpu", resume=True)
 """
 
 
+FACTORIES = """
+import torch
+from torch import nn
+def good(input_shape, classes): return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))
+def takes_nothing(): return nn.Linear(64, 10)
+def no_module(input_shape, classes): return 3
+def no_weights(input_shape, classes): return nn.Flatten()
+def narrow(input_shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes - 1))
+def other_inputs(input_shape, classes): return nn.Linear(63, classes)
+class Pair(nn.Linear):
+    def forward(self, x): return x, x
+def pair(input_shape, classes): return Pair(64, classes)
+"""
+
+
+@pytest.mark.parametrize(
+    "factory, said",
+    [
+        ("takes_nothing", r"'factories:takes_nothing' fails when it is called with \(\(64,\), 10\): TypeError: "),
+        ("no_module", "'factories:no_module' must return an nn.Module with weights to train, not this int"),
+        ("no_weights", "'factories:no_weights' must return an nn.Module with weights to train, not this Flatten"),
+        ("narrow", r"must answer two inputs with a tensor of shape \(2, 10\), not \(2, 9\)"),
+        ("other_inputs", r"'factories:other_inputs' cannot take inputs of shape \(64,\): RuntimeError: "),
+        ("pair", r"must answer two inputs with a tensor of shape \(2, 10\), not tuple"),
+    ],
+)
+def test_a_network_of_ones_own_that_cannot_answer_is_refused_before_training(factory, said, tmp_path, monkeypatch):
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
+    with pytest.raises(AlassoError, match=said) as refusal:
+        models.build(f"factories:{factory}", (64,), 10)
+    assert "\n" not in str(refusal.value)
+
+
+def test_asking_a_network_of_ones_own_leaves_no_trace(tmp_path, monkeypatch):
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
+    torch.manual_seed(0)
+    model, after = models.build("factories:good", (64,), 10), torch.rand(1)
+    torch.manual_seed(0)
+    expected = nn.Linear(64, 10)
+    assert torch.equal(model[2].weight, expected.weight) and torch.equal(after, torch.rand(1))
+    assert all(layer.training for layer in model.modules())
+
+
 def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path):
     """SIGKILL, ten times, wherever it happens to hit."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -332,6 +381,41 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path):
     (file,) = tmp_path.iterdir()
     killed = results.read(file)
     assert killed.accuracy == finished(killed.config).accuracy
+
+
+@pytest.mark.parametrize(
+    "words, go_on",
+    [
+        (["search", "permuted-digits", "--method", "si", "--file", "f.json"], "--file f.json"),
+        (["demo", "--out", "x"], "--out x --resume"),
+    ],
+)
+def test_what_else_is_stopped_says_how_to_go_on_too(words, go_on, tmp_path, monkeypatch):
+    """And what it says is taken."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["alasso", *words])
+    asked = []
+
+    def stopped(configs, options, console, *reference):
+        asked.append((options.resume, options.restart))
+        raise runs.Stopped("task 1, epoch 1, step 1")
+
+    monkeypatch.setattr(runs, "carry_out", stopped)
+    first = CliRunner().invoke(cli.app, words)
+    assert first.exit_code == 130
+    assert f"Stopped; saved up to task 1, epoch 1, step 1. Go on with:\n  alasso {words[0]}" in first.output
+    assert first.output.rstrip().endswith(go_on)
+    again = first.output.rstrip().splitlines()[-1].split()[1:]
+    assert CliRunner().invoke(cli.app, again).exit_code == 130
+    assert asked[1] == (True, False)
+
+
+def test_a_search_finds_out_first_whether_its_outcome_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("was run"))
+    options = runs.Options(out=tmp_path / "out", device="cpu")
+    with pytest.raises(AlassoError, match="cannot"):
+        search.search("permuted-digits", ["si"], [0], {}, options, tmp_path / "file" / "f.json", Console())
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):

@@ -42,6 +42,7 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Data sets; all of them if none is named.")]
 
@@ -58,7 +59,10 @@ def run(
         list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with fields of the run.")] = None,
-    model: Annotated[str | None, typer.Option(help="A network by name, or module:factory of your own.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
+    ] = None,
     classes_per_task: Annotated[int | None, typer.Option(help="Split benchmarks: classes in a task.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")] = None,
     permute_first: Annotated[bool, typer.Option("--permute-first", help="Permute the first task too.")] = False,
@@ -66,7 +70,7 @@ def run(
     device: Device = "auto",
     data_dir: DataDir = None,
     out: OutFolder = Path("runs"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
+    resume: Resume = False,
     restart: Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     lanes: Annotated[
@@ -138,13 +142,13 @@ def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
 
 
 @app.command()
-def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, quiet: Quiet = False) -> None:
+def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, resume: Resume = False, quiet: Quiet = False) -> None:
     """Four methods on ten permuted versions of scikit-learn's digits: a minute, nothing downloaded."""
     from alasso.bench import runs
 
     methods = ["sgd", "ewc", "si", "alasso"]
     configs = runs.combinations("permuted-digits", methods, [seed], {"epochs": 5}, {})  # under a minute
-    show_runs(configs, runs.Options(out=out, device="cpu", quiet=quiet, restart=True), None)
+    show_runs(configs, runs.Options(out=out, device="cpu", quiet=quiet, resume=resume, restart=not resume), None)
     print("Ten small tasks do not tell SI and ALASSO apart: more seeds, or more and larger tasks, do.")
 
 
@@ -170,7 +174,11 @@ def search(
     options = runs.Options(out=out, data_dir=data_dir, device=device, quiet=quiet, resume=True)
     methods = method or [name for name, known in METHODS.items() if known.search]
     console = Console()
-    outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, console)
+    try:
+        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, console)
+    except runs.Stopped as stopped:
+        say_how_to_go_on(stopped, sys.argv[1:])
+        raise typer.Exit(STOPPED) from None
     for name in methods:
         console.print(f"{name}: {outcome['chosen'][name]}", highlight=False)
 
@@ -286,12 +294,15 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
     try:
         found = runs.carry_out(configs, options, console, lambda config: against)
     except runs.Stopped as stopped:
-        words = [word for word in sys.argv[1:] if word not in ("--restart", "--resume")]
-        command = shlex.join(["alasso", *words, "--resume"])
-        console.print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
+        say_how_to_go_on(stopped, [*(w for w in sys.argv[1:] if w not in ("--restart", "--resume")), "--resume"])
         raise typer.Exit(STOPPED) from None
     console.print(runs.table(found, console.width))
     console.print(f"{count_of(len(found), 'result file')} in {options.out}", highlight=False, soft_wrap=True)
+
+
+def say_how_to_go_on(stopped: Exception, words: Sequence[str]) -> None:
+    command = shlex.join(["alasso", *words])
+    Console().print(f"\nStopped; saved up to {stopped}. Go on with:\n  {command}", soft_wrap=True, highlight=False)
 
 
 def listed(value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from alasso.errors import AlassoError
+from alasso.kernels import first_line
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -75,7 +76,7 @@ def build(
     if name in MODELS:
         options = {"hidden": hidden or 2000, "dropout": dropout} if name == "mlp" else {}
         return glorot(MODELS[name](input_shape, classes, **options))
-    return _own(name)(input_shape, classes)
+    return _built(name, input_shape, classes)
 
 
 def glorot(model: nn.Module) -> nn.Module:
@@ -99,6 +100,40 @@ def _image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, in
         )
     channels, height, width = input_shape
     return channels, height, width
+
+
+def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of one's own, of which it is found out here, and not in the middle of a run, whether it can answer."""
+    factory = _own(name)
+    try:
+        model = factory(input_shape, classes)
+    except Exception as error:
+        given = f"({input_shape}, {classes})"
+        raise AlassoError(f"model {name!r} fails when it is called with {given}: {_named(error)}") from error
+    if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
+        found = type(model).__name__
+        raise AlassoError(f"model {name!r} must return an nn.Module with weights to train, not this {found}")
+    _check_answers(model, name, input_shape, classes)
+    return model
+
+
+@torch.no_grad()
+def _check_answers(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int) -> None:
+    training = model.training
+    try:
+        with torch.random.fork_rng(devices=[]):  # what it may draw is not missed later
+            outputs = model.eval()(torch.zeros(2, *input_shape))
+    except Exception as error:
+        raise AlassoError(f"model {name!r} cannot take inputs of shape {input_shape}: {_named(error)}") from error
+    finally:
+        model.train(training)
+    shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or len(outputs) != 2 or outputs.shape[1] < classes:
+        raise AlassoError(f"model {name!r} must answer two inputs with a tensor of shape (2, {classes}), not {shape}")
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _own(name: str) -> Factory:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from alasso.bench import results, runs
-from alasso.bench.atomic import write_whole
+from alasso.bench.atomic import check_writable, write_whole
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import known
 from alasso.bench.results import Result
@@ -35,6 +35,7 @@ def search(
 ) -> dict[str, Any]:
     """Try every combination of each method's values; methods not named keep what ``file`` says of them."""
     outcome = _read(file, benchmark)
+    check_writable(file.parent)
     for method in methods:  # before anything is run
         if not known(method, METHODS, "method").search:
             raise AlassoError(f"{method} has no settings to search for")
