@@ -577,7 +577,9 @@ def test_a_clipped_loss_is_that_of_clipped_probabilities():
     torch.testing.assert_close(got[1], plain[1], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("method", ["alasso", "imm-mean", "imm-mode"])
+@pytest.mark.parametrize(
+    "method", ["sgd", "sgd-dropout", "single-task", "multi-task", "alasso", "imm-mean", "imm-mode"]
+)
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes, method):
     configs = runs.combinations(

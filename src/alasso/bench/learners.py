@@ -14,6 +14,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.losses import mean_cross_entropy
 from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
 from alasso.bench.streams import Examples, Stream, Task
+from alasso.errors import DivergedError
 from alasso.methods.imm import DropTransfer
 from alasso.shell import Regularizer
 
@@ -126,6 +127,7 @@ class Learner:
 
     def end_task(self, t: int) -> None:
         """After the last epoch of task t."""
+        check_weights(self.model)
         if self.memory:
             generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, MEMORY))
             self.memory.remember(self.stream.tasks[t], generator)
@@ -309,6 +311,13 @@ class Merged(Regularized):
 def drops_nodes(config: RunConfig) -> bool:
     """Whether it is IMM with drop-transfer."""
     return "drop" in config.settings.get("transfer", "")
+
+
+def check_weights(model: nn.Module) -> None:
+    """Before they are measured, or become what the next task is held to."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise DivergedError(f"{name} is no longer finite: the training diverged (a smaller learning rate helps)")
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:

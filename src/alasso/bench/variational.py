@@ -14,7 +14,7 @@ from alasso.bench.learners import MEMORY, Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
 from alasso.bench.streams import Task
 from alasso.coresets import k_center_coreset, random_coreset
-from alasso.errors import AlassoError, DivergedError
+from alasso.errors import AlassoError
 from alasso.methods import vcl
 
 CORESET_EPOCHS = 1 << 21  # where in the seeds' space the training on coresets lies
@@ -90,7 +90,6 @@ class Variational(Learner):
 
     def end_task(self, t: int) -> None:
         super().end_task(t)
-        check_posterior(self.model)
         vcl.update_prior(self.model)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -109,13 +108,6 @@ class Variational(Learner):
                 self.model, x, self.config.settings["test_samples"], head=lambda outputs: outputs[:, task.head]
             )
         return probabilities.argmax(1) + int(task.head.start)
-
-
-def check_posterior(model: nn.Module) -> None:
-    """Before it becomes the prior of all that comes."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise DivergedError(f"{name} is no longer finite: the training diverged (a smaller learning rate helps)")
 
 
 class VariationalWithCoreset(Variational):
