@@ -107,6 +107,22 @@ def trained(configs, streams, model=InDouble, stop=lambda: False):
     return group
 
 
+def trained_in_pieces(configs, folder):
+    """As a stack that is stopped every five steps, and made anew each time from its checkpoints."""
+    for _ in range(100):
+        streams = make_streams(configs, None, CPU)
+        saved = [folder / f"{config.name}.checkpoint" for config in configs]
+        lines = zip(configs, streams, saved, strict=True)
+        pieces = [train.begun(c, s, None, CPU, f, f, train.Quiet()) for c, s, f in lines]
+        (group,) = train.in_step(pieces)
+        try:
+            loop.Trainer(group, 1e9, StopAt(5)).train()
+            return pieces
+        except train.Stopped:
+            continue
+    raise AssertionError("it does not get to its end")
+
+
 def largest_difference_from_alone(config, stream, lane):
     """Between all that a lane holds at its end and the same run by itself: relative, but for values below 0.001."""
     alone = lane_of(config, stream)

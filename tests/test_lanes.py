@@ -24,6 +24,7 @@ from lane_helpers import (
     largest_difference_from_alone,
     on_gpu,
     own_stream,
+    trained_in_pieces,
 )
 
 from helpers import StopAt
@@ -95,18 +96,7 @@ def test_a_lanes_seconds_are_its_share_of_the_stacks():
 def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
     configs = [small("alasso"), small("si", seed=3), small("ewc"), small("single-task"), small("imm-mode")]
     undisturbed = train.run_together(configs, device="cpu")
-    for _ in range(100):
-        streams = make_streams(configs, None, CPU)
-        saved = [tmp_path / f"{config.name}.checkpoint" for config in configs]
-        pieces = [
-            train.begun(c, s, None, CPU, f, f, train.Quiet()) for c, s, f in zip(configs, streams, saved, strict=True)
-        ]
-        (group,) = train.in_step(pieces)
-        try:
-            loop.Trainer(group, 1e9, StopAt(5)).train()
-            break
-        except train.Stopped:
-            continue
+    pieces = trained_in_pieces(configs, tmp_path)
     assert [lane.position.accuracy for lane in pieces] == [result.accuracy for result in undisturbed]
 
 

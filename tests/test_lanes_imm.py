@@ -28,9 +28,8 @@ from lane_helpers import (
     on_gpu,
     own_stream,
     trained,
+    trained_in_pieces,
 )
-
-from helpers import StopAt
 
 double = torch.float64
 
@@ -366,18 +365,7 @@ def test_a_stack_in_pieces_equals_the_undisturbed_one(tmp_path):
     """With noise of chance: it goes on where it was."""
     configs = [small(tasks=2), small("imm-mode", tasks=2, seed=3), small(tasks=2, transfer="l2-drop", start="last")]
     undisturbed = trained(configs, make_streams(configs, None, CPU), None)
-    for _ in range(100):
-        streams = make_streams(configs, None, CPU)
-        saved = [tmp_path / f"{config.name}.checkpoint" for config in configs]
-        pieces = [
-            train.begun(c, s, None, CPU, f, f, train.Quiet()) for c, s, f in zip(configs, streams, saved, strict=True)
-        ]
-        (group,) = train.in_step(pieces)
-        try:
-            loop.Trainer(group, 1e9, StopAt(5)).train()
-            break
-        except train.Stopped:
-            continue
+    pieces = trained_in_pieces(configs, tmp_path)
     for got, want in zip(pieces, undisturbed, strict=True):
         assert got.position.accuracy == want.position.accuracy
         expected = everything(want)
