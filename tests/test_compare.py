@@ -129,3 +129,5 @@ def test_one_thing_cannot_be_compared(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(AlassoError, match="there are no results in"):
         commands.compare([tmp_path / "empty", path])
+    with pytest.raises(AlassoError, match=r"there are no results in .*empty$"):
+        commands.compare([tmp_path / "empty"])

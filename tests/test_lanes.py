@@ -12,6 +12,8 @@ from alasso.bench import compiling, data, lane_batches, lane_gradients, lanes, l
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.streams import split
+
+from helpers import StopAt
 from lane_helpers import (
     CPU,
     InDouble,
@@ -26,8 +28,6 @@ from lane_helpers import (
     own_stream,
     trained_in_pieces,
 )
-
-from helpers import StopAt
 
 METHODS = [m for m in lanes.STACKABLE if m != "sgd-dropout"]
 

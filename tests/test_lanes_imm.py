@@ -12,6 +12,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.streams import Stream
 from alasso.errors import AlassoError
 from alasso.methods import imm
+
 from lane_helpers import (
     CPU,
     Convolutions,

@@ -15,6 +15,7 @@ from alasso.bench.progress import Observer
 from alasso.bench.streams import Stream
 from alasso.errors import AlassoError, DivergedError
 from alasso.methods import gaussian_layers, vcl
+
 from lane_helpers import (
     CPU,
     Convolutions,

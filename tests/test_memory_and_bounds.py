@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from alasso import AlassoError
-from alasso.bench import catalog, graphs, loop, models, runs, train
+from alasso.bench import catalog, graphs, loop, models, references, runs, train
 from alasso.bench import search as searching
 from alasso.bench.bounds import MultiTask, even_mixture
 from alasso.bench.config import RunConfig
@@ -180,7 +180,7 @@ def test_intransigence_appears_in_the_table_beside_a_single_task_run(tmp_path):
     found = runs.carry_out(configs, runs.Options(out=tmp_path, device="cpu", quiet=True), Console(quiet=True))
     single, plain = found
     assert plain.metrics["I"] is None
-    measured = runs.with_intransigence(plain, found).metrics["I"]
+    measured = references.with_intransigence(plain, found).metrics["I"]
     assert math.isclose(measured, np.mean(np.array(single.accuracy[-1]) - [row[-1] for row in plain.accuracy]))
 
 

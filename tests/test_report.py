@@ -621,6 +621,15 @@ def test_the_command_writes_page_and_figures(folder, tmp_path, capsys):
     assert (tmp_path / "figures" / "sensitivity.png").exists()
 
 
+def test_places_that_cannot_be_written_are_found_out_before_anything_is_written(folder, tmp_path):
+    with pytest.raises(AlassoError, match="is a folder; name a file to write"):
+        commands.report([folder], output=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AlassoError, match="cannot write to"):
+        commands.report([folder], output=tmp_path / "page.html", figures=tmp_path / "file" / "figures")
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_folder_without_results_is_one_clear_sentence(tmp_path):
     with pytest.raises(AlassoError, match="there are no results in"):
         commands.report([tmp_path], output=tmp_path / "page.html")

@@ -49,6 +49,13 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         stream.write(content)
 
 
+def check_file(path: Path) -> None:
+    """Whether this file can be written; found out before the work whose outcome it is to hold."""
+    if path.is_dir():
+        raise AlassoError(f"{path} is a folder; name a file to write")
+    check_writable(path.parent)
+
+
 def check_writable(folder: Path) -> None:
     """Whether the folder, or the one it would be made in, takes files; found out before work that is to end there."""
     with disk_errors_as_advice(folder):

@@ -94,8 +94,9 @@ class RunConfig:
             check_setting(name, settings[name])
         values["settings"] = dict(sorted(settings.items()))
         for name in ("tasks", "epochs", "batch_size", "hidden", "image_size", "classes_per_task"):
-            if values[name] is not None and values[name] < 1:
-                raise AlassoError(f"{name} must be 1 or more, not {values[name]}")
+            if values[name] is not None and not 1 <= values[name] < 2**31:
+                limit = "1 or more" if values[name] < 1 else "below 2³¹"
+                raise AlassoError(f"{name} must be {limit}, not {values[name]}")
         if not 0 <= values["seed"] < 2**63:
             raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
         if not 0 < values["learning_rate"] < float("inf"):
@@ -217,6 +218,8 @@ def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise AlassoError(f"{path}: settings must be a table")
     unknown = sorted(set(raw) - set(FIELDS))
     if unknown:
+        if any(unknown[0] in method.settings for method in METHODS.values()):
+            raise AlassoError(f"{path}: {unknown[0]} is a setting of a method: put it below a line [settings]")
         raise AlassoError(f"{path}: no such field: {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
     return raw, settings
 
@@ -264,6 +267,20 @@ def typed(name: str, value: Any, annotation: str) -> Any:
     return typed_like(name, value, examples[kinds[0]]) if kinds[0] in examples else value
 
 
+def whole_number(value: float | str) -> int:
+    """Digit by digit, for a float holds no more than sixteen of them; else 1e3 and 2.0, which are whole, too.
+
+    >>> whole_number("9007199254740993"), whole_number("1e3")
+    (9007199254740993, 1000)
+    """
+    if isinstance(value, int) or (isinstance(value, str) and value.strip().lstrip("+-").isdecimal()):
+        return int(value)
+    number = float(value)
+    if number != int(number):
+        raise ValueError(f"{value} is not whole")
+    return int(number)
+
+
 def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | None = None) -> Any:
     """``value`` as the type of ``example``."""
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[type(example)]
@@ -280,11 +297,7 @@ def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | Non
             return value
     elif isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            number = float(value)
-            if isinstance(example, float):
-                return number
-            if number == int(number):
-                return int(number)
+            return float(value) if isinstance(example, float) else whole_number(value)
         except (ValueError, OverflowError):
             pass
     raise AlassoError(f"{name} must be {wanted}, not {value!r}")

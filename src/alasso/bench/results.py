@@ -74,7 +74,7 @@ def read(path: Path) -> Result:
     try:
         result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
         metrics.lower_triangle(result.accuracy)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error
     return result
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alasso.bench.config import RunConfig
-from alasso.bench.runs import label
+from alasso.bench.naming import label
 from alasso.bench.waypoints import carriers
 from alasso.errors import AlassoError
 

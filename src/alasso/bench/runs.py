@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from alasso.bench import metrics, results
+from alasso.bench import results
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import FIELDS, NOT_CHANGES, RunConfig, known, nearest
+from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
+from alasso.bench.naming import label, labels, shorter_runs, varying_settings
 from alasso.bench.progress import (
     Bars,
     CsvLog,
@@ -33,12 +31,8 @@ from alasso.bench.progress import (
 from alasso.bench.results import Result
 from alasso.bench.waypoints import Waypoint, on_the_way
 from alasso.errors import AlassoError, DivergedError
-from alasso.wording import count_of
 
-__all__ = ["Options", "Stopped", "carry_out", "combinations", "table"]
-
-
-CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too. ±: over seeds."
+__all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def carry_out(
     check_folder(configs, options)
     paths = {config.name: results.result_path(config, options.out) for config in configs}
     done = {config.name: read_back(paths[config.name]) for config in configs if is_done(config, options)}
-    varying = _varying_settings(configs)
+    varying = varying_settings(configs)
     left = [config for config in configs if config.name not in done]
     shorter = on_the_way(left)
     if not options.quiet:
@@ -115,8 +109,16 @@ def carry_out(
         sweep.carry_out(left, shorter)
     if sweep.lost:
         others = "; the other runs are finished" if done else ""
-        raise DivergedError(" | ".join(sweep.lost) + others)
+        raise SomeDiverged(" | ".join(sweep.lost) + others, [done[c.name] for c in configs if c.name in done])
     return [done[config.name] for config in configs]
+
+
+class SomeDiverged(DivergedError):
+    """Which runs of a sweep diverged, and what the others found."""
+
+    def __init__(self, which: str, finished: list[Result]) -> None:
+        super().__init__(which)
+        self.finished = finished
 
 
 @dataclass
@@ -207,19 +209,6 @@ def read_back(path: Path) -> Result:
         raise AlassoError(f"{error}; delete it, or run it again with --restart") from error
 
 
-def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
-    """Refuse, before anything is run, what intransigence cannot be measured against."""
-    if reference.config.method != "single-task":
-        raise AlassoError(f"intransigence is measured against a single-task run, not one of {reference.config.method}")
-    for config in configs:
-        # Another seed is another stream of the same kind; all else has to be the same.
-        theirs = replace(reference.config, seed=config.seed)
-        if not same_stream(config, theirs):
-            name = stream_differences(config, theirs)[0]
-            ours = getattr(config, name)
-            raise AlassoError(f"the reference run has {name}={getattr(theirs, name)}, {label(config)} has {ours}")
-
-
 def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfig]]:
     """Which runs are trained together."""
     from alasso.bench import lanes, train  # torch: only once there is something to run
@@ -290,125 +279,3 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
             raise AlassoError(
                 f"{label(config)} was begun and not finished; go on with --resume, or start over with --restart"
             )
-
-
-# -- showing ----------------------------------------------------------------------------------------------------
-
-
-def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
-    """A run in a few words; ``varying`` names what it differs in from others of its method."""
-    return ", ".join([" ".join([config.method, *_differences(config, varying)]), f"seed {config.seed}"])
-
-
-def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
-    known = {**config.values(), **config.settings}
-    return [f"{name}={known[name]}" for name in varying if name in known]
-
-
-def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
-    """Of runs that go together, the first by name."""
-    others = len(configs) - 1
-    return label(configs[0], varying) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
-
-
-def shorter_runs(carried: Mapping[str, Sequence[RunConfig]], configs: Iterable[RunConfig]) -> str:
-    """What becomes of runs that longer ones carry along: one is named, several are counted."""
-    pairs = [(shorter, config) for config in configs for shorter in carried.get(config.name, ())]
-    if len(pairs) > 1:
-        return written_in_passing(len(pairs))
-    ((shorter, longer),) = pairs
-    return f"{label(shorter, ['tasks'])} is written when tasks={longer.tasks} comes past it"
-
-
-def written_in_passing(count: int) -> str:
-    """
-    >>> written_in_passing(1)
-    '1 shorter run is written when a longer one comes past it'
-    """
-    if count == 1:
-        return "1 shorter run is written when a longer one comes past it"
-    return f"{count} shorter runs are written when longer ones come past them"
-
-
-def table(found: Sequence[Result], width: int = 120) -> Table:
-    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters."""
-    groups: dict[str, list[Result]] = {}
-    for result in found:
-        groups.setdefault(result.config.hash + result.config.method, []).append(result)
-    varying = _varying_settings([group[0].config for group in groups.values()])
-    shown = Table(
-        title=in_common(found), title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD
-    )
-    details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
-    shown.add_column("method", no_wrap=True)
-    for name in (*varying, "A", "F", "I", *details, "seeds"):
-        shown.add_column(name, justify="right")
-    for group in groups.values():
-        with_reference = [with_intransigence(result, found) for result in group]
-        columns = {
-            "first task": spread([r.accuracy[-1][0] for r in group]),
-            "std": spread([r.metrics["std"] for r in group]),
-            "seconds": f"{statistics.fmean(r.seconds for r in group):.1f}",
-        }
-        shown.add_row(
-            group[0].config.method,
-            *(str(_value(group[0].config, name)) for name in varying),
-            spread([r.metrics["A"] for r in group]),
-            spread([r.metrics["F"] for r in group]),
-            spread([r.metrics["I"] for r in with_reference]),
-            *(columns[name] for name in details),
-            str(len(group)),
-        )
-    return shown
-
-
-def in_common(found: Sequence[Result]) -> str:
-    """The benchmark, and how many tasks and epochs all of these have, unless they differ in it."""
-    counts = {"task": {len(r.accuracy) for r in found}, "epoch": {r.config.epochs for r in found}}
-    shared = [count_of(same.pop(), thing) for thing, same in counts.items() if len(same) == 1]
-    return ", ".join([found[0].config.benchmark, *shared])
-
-
-def with_intransigence(result: Result, found: Sequence[Result]) -> Result:
-    """With I filled in, if a single-task run on the same stream is among those found."""
-    if result.metrics["I"] is not None:
-        return result
-    for other in found:
-        if other.config.method == "single-task" and same_stream(other.config, result.config):
-            measured = metrics.intransigence(result.accuracy, other.accuracy)
-            return replace(result, metrics={**result.metrics, "I": measured})
-    return result
-
-
-NOT_THE_STREAM = ("method", "settings", "reset_optimizer", "memory", "memory_share")
-
-
-def same_stream(one: RunConfig, other: RunConfig) -> bool:
-    """Whether two runs learned the same tasks with the same network and effort."""
-    return not stream_differences(one, other)
-
-
-def stream_differences(one: RunConfig, other: RunConfig) -> list[str]:
-    return [name for name in FIELDS if name not in NOT_THE_STREAM and getattr(one, name) != getattr(other, name)]
-
-
-def spread(values: Sequence[float | None], digits: int = 3) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    mean = f"{statistics.fmean(known):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
-
-
-def _varying_settings(configs: Sequence[RunConfig]) -> list[str]:
-    """Settings and fields in which rows of one method differ."""
-    varying: list[str] = []
-    for method in {config.method for config in configs}:
-        of_method = [c for c in configs if c.method == method]
-        names = [*of_method[0].settings, *(n for n in RunConfig.field_names() if n not in ("settings", "seed"))]
-        varying += [n for n in names if n not in varying and len({repr(_value(c, n)) for c in of_method}) > 1]
-    return varying
-
-
-def _value(config: RunConfig, name: str) -> Any:
-    return config.settings.get(name, getattr(config, name, "–"))

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from alasso.bench import results, runs
-from alasso.bench.atomic import check_writable, write_whole
+from alasso.bench.atomic import check_file, write_whole
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import known
 from alasso.bench.results import Result
@@ -34,8 +34,8 @@ def search(
     console: Console,
 ) -> dict[str, Any]:
     """Try every combination of each method's values; methods not named keep what ``file`` says of them."""
+    check_file(file)
     outcome = _read(file, benchmark)
-    check_writable(file.parent)
     for method in methods:  # before anything is run
         if not known(method, METHODS, "method").search:
             raise AlassoError(f"{method} has no settings to search for")
@@ -56,6 +56,27 @@ def search(
         outcome["chosen"][method] = {name: best[name] for name in space}
         write_whole(file, (results.compact_rows(json.dumps(outcome, indent=1)) + "\n").encode())
     return outcome
+
+
+def chosen_line(outcome: dict[str, Any], method: str) -> str:
+    """What was chosen, how good it was, and whether something better may lie beyond what was tried.
+
+    >>> tried = [{"c": 4.0, "A": 0.9}, {"c": 2.0, "A": 0.8}, {"c": 1.0, "A": 0.7}]
+    >>> chosen_line({"chosen": {"si": {"c": 4.0}}, "methods": {"si": {"tried": tried}}}, "si")
+    'si: c=4.0, A = 0.900 on held-out examples (c: the largest tried)'
+    """
+    chosen, tried = outcome["chosen"][method], outcome["methods"][method]["tried"]
+    edges = [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], [t[name] for t in tried])]
+    values = " ".join(f"{name}={value}" for name, value in chosen.items())
+    at_edge = f" ({', '.join(edges)})" if edges else ""
+    return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}"
+
+
+def edge(value: Any, tried: Sequence[Any]) -> list[str]:
+    """Whether a number is the largest or smallest of three or more; of fewer, each is."""
+    if isinstance(value, bool | str) or len(set(tried)) < 3:
+        return []
+    return [which for which, end in (("smallest", min(tried)), ("largest", max(tried))) if value == end]
 
 
 def _grouped(found: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -10,11 +10,9 @@ import typer
 from rich.console import Console
 
 from alasso.errors import AlassoError
+from alasso.options import DataDir, Device
+from alasso.saying import say
 from alasso.wording import count_of
-
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
-]
 
 
 def report(
@@ -29,7 +27,7 @@ def report(
     port: Annotated[int, typer.Option(help="With --watch: 0 for any that is free.", min=0, max=65535)] = 8321,
 ) -> None:
     """Make one self-contained page, and the paper's figures, from results."""
-    from alasso.bench.atomic import write_whole
+    from alasso.bench.atomic import check_file, check_writable, write_whole
     from alasso.report import page
     from alasso.report.charts import bokeh
     from alasso.report.load import collect
@@ -42,6 +40,9 @@ def report(
         say(f"left out: {line}")
     if not found.results:
         raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
+    check_file(output)
+    if figures is not None:
+        check_writable(figures)
     content = page.build(found).encode()
     write_whole(output, content)
     say(f"{output}: {count_of(len(found.results), 'result')}, {len(content) / 1e6:.1f} MB")
@@ -90,7 +91,7 @@ def probe(
     offsets: Annotated[int, typer.Option(help="Places on each weight's line.", min=3)] = 41,
     span: Annotated[float, typer.Option(help="How far a weight is moved to either side.")] = 1.0,
     examples: Annotated[int, typer.Option(help="Training examples of the task, drawn at random.", min=1)] = 1000,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
@@ -105,7 +106,3 @@ def probe(
         say(str(path))
     for line in measured.statement():
         say(line)
-
-
-def say(line: str) -> None:
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)

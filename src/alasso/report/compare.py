@@ -90,14 +90,18 @@ def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]
         name = section.label(group)
         columns[_unused(name if labels.count(name) == 1 else f"{name} on {section.title}", columns)] = [group]
     empty = [name for name, inside in columns.items() if not inside]
-    if empty:
-        raise AlassoError(f"there are no results in {empty[0]}")
+    if empty or not columns:
+        where = empty[0] if empty else " or ".join(map(str, loose))
+        raise AlassoError(f"there are no results in {where}{_unread(left_out)}")
     if len(columns) < 2:
-        unread = f" ({left_out[0]})" if left_out else ""
         raise AlassoError(
-            f"there is only one thing here{unread}; compare takes two or more results, configs or folders"
+            f"there is only one thing here{_unread(left_out)}; compare takes two or more results, configs or folders"
         )
     return columns, left_out
+
+
+def _unread(left_out: Sequence[str]) -> str:
+    return f" ({left_out[0]})" if left_out else ""
 
 
 def place_among(paths: Sequence[Path], group: Group) -> int:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from alasso.bench import metrics
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig
+from alasso.bench.references import same_stream
 from alasso.bench.results import Result
-from alasso.bench.runs import same_stream
 from alasso.errors import AlassoError
 
 Array = npt.NDArray[np.float64]

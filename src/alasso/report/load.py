@@ -57,8 +57,8 @@ def read_checked(path: Path) -> Result:
     """A result all of whose parts can be shown, whatever the file holds."""
     try:
         result = results.read(path)
-    except AlassoError as error:
-        raise AlassoError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    except AlassoError:
+        raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise AlassoError(f"{path} is not a result of alasso") from error
     if not isinstance(result.environment, dict) or not isinstance(result.metrics, dict):

@@ -13,7 +13,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from alasso.bench import data, runs
+from alasso.bench import data, naming, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import BENCHMARKS
 from alasso.errors import AlassoError
@@ -52,7 +52,7 @@ def counted(trained: int, on_the_way: int = 0) -> str:
     >>> counted(1), counted(36, 33)
     ('1 run', '36 runs (33 shorter runs are written when longer ones come past them)')
     """
-    in_passing = f" ({runs.written_in_passing(on_the_way)})" if on_the_way else ""
+    in_passing = f" ({naming.written_in_passing(on_the_way)})" if on_the_way else ""
     return count_of(trained, "run") + in_passing
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,8 @@ import typer
 from rich.console import Console
 
 from alasso.errors import AlassoError
+from alasso.options import DataDir, Device
+from alasso.saying import end_stopped, say
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from alasso.reproduce.evidence import Evidence
     from alasso.reproduce.study import Study
 
-STOPPED = 130  # as shells report a program ended by Ctrl-C
 A_DAY = 86_400  # seconds
 NO_DRAWING = "without figures and page: {}"
 
@@ -30,10 +30,8 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1)
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder with the data sets; also ALASSO_DATA. Default: a cache.")
-    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of results. Default: results; with --quick, runs/quick.")
     ] = None,
@@ -59,7 +57,7 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
     """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
-    from alasso.bench.atomic import check_writable
+    from alasso.bench.atomic import check_file
     from alasso.reproduce.study import Places, Study
 
     if plan and judge:
@@ -76,7 +74,7 @@ def reproduce(
         raise AlassoError(f"there are no results in {places.out}; name their folder with --out")
     with_page = not judge or report is not None
     for place in (places.document, places.report) if with_page else (places.document,):
-        check_writable(place.parent)
+        check_file(place)
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
     return conclude(work, quiet=quiet, with_page=with_page)
@@ -121,9 +119,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     try:
         return carrying.carry_out(planned, estimate, options, Console(), hush)
     except (Stopped, KeyboardInterrupt) as stopped:
-        where = f"; saved up to {stopped}" if str(stopped) else ""
-        say(f"\nStopped{where}. Go on with:\n  {shlex.join(['alasso', *sys.argv[1:]])}")
-        raise typer.Exit(STOPPED) from None
+        raise end_stopped(stopped, sys.argv[1:]) from None
 
 
 def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
@@ -162,7 +158,3 @@ def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_pag
     if page is not None:
         write_whole(work.places.report, page.encode())
         say(f"{work.places.report}: every run")
-
-
-def say(line: str) -> None:
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)

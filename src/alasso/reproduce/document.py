@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from alasso.bench.config import nearest
 from alasso.bench.results import Result
-from alasso.bench.runs import spread
+from alasso.bench.tables import spread
 from alasso.errors import AlassoError
 from alasso.report.groups import Group
 from alasso.reproduce import show, timing

@@ -1,0 +1,107 @@
+"""Words of the command line made into values; a word that makes none is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alasso.errors import AlassoError
+
+#: Options that take several values after one flag: --seed 0 1 2
+SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
+
+
+def asked_for(
+    benchmark: str,
+    file: Path | None,
+    methods: list[str] | None,
+    seeds: list[int] | None,
+    fields: dict[str, Any],
+    settings: dict[str, list[str]],
+) -> list[Any]:
+    """The configs of a command line; what it leaves open comes from the file, then from the benchmark's preset."""
+    from alasso.bench import runs
+    from alasso.bench.config import from_toml
+
+    from_file, file_settings = from_toml(file) if file else ({}, {})
+    if from_file.pop("benchmark", benchmark) != benchmark:
+        raise AlassoError(f"{file} is for another benchmark than {benchmark}")
+    file_methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
+    file_seeds = listed(from_file.pop("seed", 0))
+    settings = {name: listed(value) for name, value in file_settings.items()} | settings
+    for name, values in {**settings, "method": file_methods, "seed": file_seeds}.items():
+        if not values:
+            raise AlassoError(f"{file}: {name} is an empty list")
+    fields = from_file | {name: value for name, value in fields.items() if value is not None}
+    return runs.combinations(benchmark, methods or file_methods, seeds or file_seeds, fields, settings)
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
+    """``["a=1,2", "c=1"]`` → ``{"a": ["1", "2"], "c": ["1"]}``"""
+    settings: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
+        if name in settings:
+            raise AlassoError(f"--set has {name} twice; several values go in one: {name}=1,2")
+        settings[name] = values.split(",")
+    return settings
+
+
+def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) -> None:
+    """One of two values would be dropped without a word."""
+    for name in settings:
+        if options.get(name) is not None:
+            option = "PATH" if name == "path" else f"--{name.replace('_', '-')}"
+            raise AlassoError(f"{name} is given by {option} and by --set: give it once")
+
+
+def checked_interval(seconds: float) -> float:
+    if not seconds > 0:
+        raise AlassoError(f"--checkpoint-every takes a number of seconds above 0, not {seconds:g}")
+    return seconds
+
+
+def checked_lanes(word: str) -> int | None:
+    if word == "auto":
+        return None
+    if not word.isdecimal() or int(word) < 1:
+        raise AlassoError(f"--lanes takes auto or a number from 1 on, not {word!r}")
+    return int(word)
+
+
+def checked_logs(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in ("csv", "tensorboard"):
+            raise AlassoError(f"--log takes csv or tensorboard, not {name!r}")
+    return tuple(names)
+
+
+def spread_values(words: Sequence[str]) -> list[str]:
+    """``--seed 0 1 2`` → ``--seed 0 --seed 1 --seed 2``: what people type, in the form the parser takes.
+
+    >>> spread_values(["run", "x", "--seed", "0", "1", "-q"])
+    ['run', 'x', '--seed', '0', '--seed', '1', '-q']
+
+    A flag without any value stays as it is, for the parser to refuse.
+
+    >>> spread_values(["run", "x", "--seed"])
+    ['run', 'x', '--seed']
+    """
+    spread: list[str] = []
+    flag = None
+    for word in words:
+        if word.startswith("-") and not word[1:2].isdigit():  # --seed -1 is a mistake of another kind
+            flag = word if word in SEVERAL else None
+            spread.append(word)
+        elif flag is not None:
+            spread += [word] if spread[-1] == flag else [flag, word]
+        else:
+            spread.append(word)
+    return spread

@@ -1,0 +1,54 @@
+"""The commands alasso data fetch, check and where."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from alasso.options import DataDir, Quiet
+
+data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(help="Data sets; all of them if none is named.")]
+
+
+@data_app.command()
+def fetch(names: Names = None, data_dir: DataDir = None, quiet: Quiet = False) -> None:
+    """Download data sets from their publishers, and check them."""
+    from alasso.bench import data
+
+    for name in names or data.CATALOG:
+        where = data.fetch(name, data_dir, progress=not quiet)
+        print(f"{name}: ready in {where}")
+
+
+@data_app.command()
+def check(names: Names = None, data_dir: DataDir = None) -> None:
+    """Compare the files on the disk with what was published."""
+    from rich.table import Table
+
+    from alasso.bench import data
+
+    table = Table()
+    for column in ("data set", "file", "state", "edition", ""):
+        table.add_column(column, overflow="fold")
+    good = True
+    for name in names or data.CATALOG:
+        for report in data.check(name, data_dir):
+            style = {"ok": "green", "missing": "yellow", "wrong": "red"}[report.status]
+            table.add_row(name, report.file, f"[{style}]{report.status}", report.edition, report.detail)
+            good = good and report.status == "ok"
+    Console().print(table)
+    if not good:
+        raise typer.Exit(2)
+
+
+@data_app.command()
+def where(names: Names = None, data_dir: DataDir = None) -> None:
+    """Say where data sets are looked for."""
+    from alasso.bench import data
+
+    for name in names or data.CATALOG:
+        print(f"{name}: {data.where(name, data_dir)}")

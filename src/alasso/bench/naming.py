@@ -1,0 +1,57 @@
+"""Runs in words: what they are called, and what tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from alasso.bench.config import RunConfig
+
+
+def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
+    """A run in a few words; ``varying`` names what it differs in from others of its method."""
+    return ", ".join([" ".join([config.method, *_differences(config, varying)]), f"seed {config.seed}"])
+
+
+def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
+    known = {**config.values(), **config.settings}
+    return [f"{name}={known[name]}" for name in varying if name in known]
+
+
+def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
+    """Of runs that go together, the first by name."""
+    others = len(configs) - 1
+    return label(configs[0], varying) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
+
+
+def shorter_runs(carried: Mapping[str, Sequence[RunConfig]], configs: Iterable[RunConfig]) -> str:
+    """What becomes of runs that longer ones carry along: one is named, several are counted."""
+    pairs = [(shorter, config) for config in configs for shorter in carried.get(config.name, ())]
+    if len(pairs) > 1:
+        return written_in_passing(len(pairs))
+    ((shorter, longer),) = pairs
+    return f"{label(shorter, ['tasks'])} is written when tasks={longer.tasks} comes past it"
+
+
+def written_in_passing(count: int) -> str:
+    """
+    >>> written_in_passing(1)
+    '1 shorter run is written when a longer one comes past it'
+    """
+    if count == 1:
+        return "1 shorter run is written when a longer one comes past it"
+    return f"{count} shorter runs are written when longer ones come past them"
+
+
+def varying_settings(configs: Sequence[RunConfig]) -> list[str]:
+    """Settings and fields in which rows of one method differ."""
+    varying: list[str] = []
+    for method in {config.method for config in configs}:
+        of_method = [c for c in configs if c.method == method]
+        names = [*of_method[0].settings, *(n for n in RunConfig.field_names() if n not in ("settings", "seed"))]
+        varying += [n for n in names if n not in varying and len({repr(value_of(c, n)) for c in of_method}) > 1]
+    return varying
+
+
+def value_of(config: RunConfig, name: str) -> Any:
+    return config.settings.get(name, getattr(config, name, "–"))

@@ -1,0 +1,63 @@
+"""The table at the end of several runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from alasso.bench.naming import value_of, varying_settings
+from alasso.bench.references import with_intransigence
+from alasso.bench.results import Result
+from alasso.wording import count_of
+
+CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too. ±: over seeds."
+
+
+def table(found: Sequence[Result], width: int = 120) -> Table:
+    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters."""
+    groups: dict[str, list[Result]] = {}
+    for result in found:
+        groups.setdefault(result.config.hash + result.config.method, []).append(result)
+    varying = varying_settings([group[0].config for group in groups.values()])
+    shown = Table(
+        title=in_common(found), title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD
+    )
+    details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
+    shown.add_column("method", no_wrap=True)
+    for name in (*varying, "A", "F", "I", *details, "seeds"):
+        shown.add_column(name, justify="right")
+    for group in groups.values():
+        with_reference = [with_intransigence(result, found) for result in group]
+        columns = {
+            "first task": spread([r.accuracy[-1][0] for r in group]),
+            "std": spread([r.metrics["std"] for r in group]),
+            "seconds": f"{statistics.fmean(r.seconds for r in group):.1f}",
+        }
+        shown.add_row(
+            group[0].config.method,
+            *(str(value_of(group[0].config, name)) for name in varying),
+            spread([r.metrics["A"] for r in group]),
+            spread([r.metrics["F"] for r in group]),
+            spread([r.metrics["I"] for r in with_reference]),
+            *(columns[name] for name in details),
+            str(len(group)),
+        )
+    return shown
+
+
+def in_common(found: Sequence[Result]) -> str:
+    """The benchmark, and how many tasks and epochs all of these have, unless they differ in it."""
+    counts = {"task": {len(r.accuracy) for r in found}, "epoch": {r.config.epochs for r in found}}
+    shared = [count_of(same.pop(), thing) for thing, same in counts.items() if len(same) == 1]
+    return ", ".join([found[0].config.benchmark, *shared])
+
+
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = f"{statistics.fmean(known):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
