@@ -26,6 +26,7 @@ from lane_helpers import (
     largest_difference_from_alone,
     on_gpu,
     own_stream,
+    trained,
     trained_in_pieces,
 )
 
@@ -235,13 +236,17 @@ def test_steps_recorded_in_a_row_are_the_steps_one_by_one(monkeypatch):
         assert all(torch.equal(value, expected[name]) for name, value in everything(got).items())
 
 
+def noise(count, side):
+    """So many images of four classes, in which there is nothing to be seen."""
+    images = np.random.default_rng(0).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
+    labels = np.arange(count) % 4
+    return data.ImageSet("own", "own", images, labels, images[:8], labels[:8], tuple("abcd"))
+
+
 @pytest.mark.parametrize("room", [0, 4 * 2 * 60 * 3 * 12**2 * 4 - 1, 4 * 2 * 60 * 3 * 12**2 * 4])
 def test_images_are_brought_to_size_once_a_task_where_there_is_room(room, monkeypatch):
     """And what the steps are given is the same to the last bit."""
-    generator = np.random.default_rng(0)
-    images, labels = generator.integers(0, 256, (120, 3, 5, 5), dtype=np.uint8), np.arange(120) % 4
-    source = data.ImageSet("own", "own", images, labels, images[:8], labels[:8], tuple("abcd"))
-    streams = [split([(source, 2)], 2, seed, name="x", size=12, device=CPU) for seed in (0, 1)]
+    streams = [split([(noise(120, 5), 2)], 2, seed, name="x", size=12, device=CPU) for seed in (0, 1)]
     steps = lane_batches.OwnExamples(streams)
     monkeypatch.setattr(lane_batches, "room_on", lambda device: room)
     monkeypatch.setattr(lane_batches, "RESIZED_AT_ONCE", 7)
@@ -401,6 +406,23 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monk
         for s in range(count)
     ]
     assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch) < 0.02
+
+
+@on_gpu
+@pytest.mark.parametrize("count", [1, 3])
+def test_on_a_gpu_a_run_on_images_equals_itself_to_the_last_bit(count):
+    """Convolutions are summed in one order, however the GPU's blocks come along."""
+    train.set_precision("tf32")
+    configs = [RunConfig.own("alasso", model="cifar-cnn", epochs=5, seed=seed) for seed in range(count)]
+    source, gpu = noise(2000, 32), torch.device("cuda", 0)
+
+    def once():
+        streams = [split([(source, 2)], 2, seed, name="x", size=None, device=gpu) for seed in range(count)]
+        return [everything(lane) for lane in trained(configs, streams, model=None)]
+
+    for first, again in zip(once(), once(), strict=True):
+        for part in first:
+            assert torch.equal(first[part], again[part]), part
 
 
 @on_gpu
