@@ -12,11 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from alasso import AlassoError, cli
-from alasso.bench import arguments, atomic, checkpoint, loop, results, runs, train
+from alasso import MAS, AlassoError, cli, saying
+from alasso.bench import arguments, atomic, checkpoint, loop, models, results, runs, search, train
 from alasso.bench.benchmarks import make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig
+from alasso.errors import DivergedError
 
 from helpers import StopAt
 from run_helpers import SMALL_FLAGS, command, finished, in_process, small
@@ -352,6 +353,10 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--reference", "absent.json"], "absent.json cannot be read"),
         (["data", "check", "mnits"], "mnits"),
         (["search", "permuted-digits", "--file", "x.json", "--method", "sgd"], "sgd has no settings to search"),
+        (
+            ["search", "split-folder", "--file", "x.json"],
+            "there is no search on split-folder; alasso run split-folder PATH",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
@@ -525,6 +530,9 @@ def test_when_one_run_diverges_the_others_are_shown(tmp_path, monkeypatch, capsy
     code, output, errors = in_process(words, monkeypatch, capsys)
     assert code == 2 and "1 result file in" in output and errors.count("\n") == 1
     assert "sgd learning_rate=1e+30, seed 0: 1.weight is no longer finite" in errors
+    (header,) = (line for line in output.splitlines() if line.split()[:2] == ["method", "learning_rate"])
+    (row,) = (line for line in output.splitlines() if line.split()[:2] == ["sgd", "0.001"])  # though it is the only one
+    assert header.index("learning_rate") < row.index("0.001")
     assert [results.read(file).config.learning_rate for file in tmp_path.glob("*.json")] == [0.001]
     assert not list(tmp_path.glob("*.checkpoint"))
 
@@ -548,10 +556,27 @@ def test_a_reference_of_another_seed_is_said(tmp_path, monkeypatch, capsys):
 
 
 def test_a_network_too_large_for_the_memory_is_one_line(tmp_path, monkeypatch, capsys):
-    words = ("run", "permuted-digits", "--method", "sgd", "--set", f"hidden={2**31 - 1}", "--out", tmp_path)
+    monkeypatch.setattr(models, "build", lambda *shape, **how: torch.empty(2**62))
+    words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
     code, output, errors = in_process(words, monkeypatch, capsys)
     assert code == 2 and not output
-    assert errors == "alasso: out of memory; a smaller batch_size or hidden, or fewer --lanes, take less\n"
+    assert errors == "alasso: out of memory; of runs, a smaller batch_size or hidden, or fewer --lanes, help\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("shape '[3]' is invalid for input of size 4"), False),
+    ],
+)
+def test_which_errors_are_for_want_of_memory(error, is_one):
+    assert saying.is_out_of_memory(error) == is_one
 
 
 def test_a_failure_that_is_not_the_users_is_not_hidden(monkeypatch):
@@ -562,6 +587,32 @@ def test_a_failure_that_is_not_the_users_is_not_hidden(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["alasso", "demo"])
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         cli.main()
+
+
+def test_a_search_goes_on_without_settings_that_diverge(tmp_path, monkeypatch, capsys):
+    consolidate = MAS.consolidate
+
+    def diverges_at_the_largest(self, *given, **named):
+        if self.surrogate.lam == 0.3:
+            raise DivergedError("the training diverged")
+        return consolidate(self, *given, **named)
+
+    monkeypatch.setattr(MAS, "consolidate", diverges_at_the_largest)
+    words = ("search", "permuted-digits", "--method", "mas", "--tasks", 2, "--epochs", 1, "--device", "cpu", "-q")
+    file = tmp_path / "outcome.json"
+    code, output, errors = in_process((*words, "--file", file, "--out", tmp_path / "runs"), monkeypatch, capsys)
+    assert code == 0, errors
+    outcome = json.loads(file.read_text())["methods"]["mas"]
+    assert sorted(row["lam"] for row in outcome["tried"]) == [0.003, 0.01, 0.03, 0.1]
+    assert outcome["diverged"] == "mas lam=0.3, seed 0: the training diverged"
+    assert output.splitlines()[-1].endswith("; left out: mas lam=0.3, seed 0: the training diverged")
+
+
+def test_a_search_says_of_a_tie_that_nothing_was_found():
+    tried = [{"c": c, "A": 0.8} for c in (0.1, 1.0, 10.0)] + [{"c": 100.0, "A": 0.7}]
+    outcome = {"chosen": {"si": {"c": 0.1}}, "methods": {"si": {"tried": tried}}}
+    said = "si: c=0.1, A = 0.800 on held-out examples (as good as 2 others of 4 tried)"
+    assert search.chosen_line(outcome, "si") == said
 
 
 def test_a_search_ends_with_what_it_chose_and_how_good_it_was(tmp_path, monkeypatch, capsys):

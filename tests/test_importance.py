@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from alasso import importance_pass
+from alasso import EWC, OnlineEWC, importance_pass
 from alasso.errors import AlassoError
 from alasso.importance import fisher, squared_output_norm
 
@@ -332,6 +332,40 @@ def test_loss_of_ones_own() -> None:
         fisher(model, [(x, y)], loss=F.cross_entropy)
     with pytest.raises(AlassoError, match='labels="true"'):
         fisher(model, [(x, y)], loss=loss, labels="expected")
+
+
+@pytest.mark.parametrize("make", [EWC, OnlineEWC])
+def test_ewc_takes_a_loss_of_ones_own(make: type[EWC]) -> None:
+    """½λ Σ F d² with the Fisher of a regression, whose targets are no classes."""
+    model, x, _ = setting("mlp")
+    target = torch.randn(len(x), 3, dtype=DOUBLE)
+    reg = make(model, lam=3.0, loss=lambda output, t: (output - t).square().sum(1) / 2)
+    reg.consolidate([(x[:4], target[:4]), (x[4:], target[4:])])
+    expected = torch.zeros((), dtype=DOUBLE)
+    for x_i, t_i in zip(x, target, strict=True):
+        for gradient in _gradients((model(x_i[None])[0] - t_i).square().sum() / 2, model).values():
+            expected += 0.5 * 3.0 * (gradient**2 / len(x) * 0.1**2).sum()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1
+    torch.testing.assert_close(reg.penalty().detach(), expected, rtol=1e-10, atol=0)
+    with pytest.raises(AlassoError, match='labels="true"'):
+        make(model, labels="sampled", loss=F.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "said"),
+    [
+        (3, torch.tensor([0, 1, 3]), "Label 3 is none of the output's 3 classes, 0 to 2"),
+        (3, torch.tensor([0, -100, 2]), "Label -100 is none of the output's 3 classes"),
+        (3, torch.tensor([0.0, 1.0, 0.5]), "class indices, not float32: for other targets pass a loss"),
+        (3, torch.zeros(3, 3), r"class indices of shape \(N,\), not \(3, 3\): pass a loss"),
+        (1, torch.tensor([0, 1, 0]), "One output has no softmax"),
+    ],
+)
+def test_labels_that_the_output_does_not_know_are_refused(outputs: int, labels: Tensor, said: str) -> None:
+    with pytest.raises(AlassoError, match=said):
+        fisher(nn.Linear(4, outputs), [(torch.randn(3, 4), labels)])
 
 
 @pytest.mark.parametrize("name", ["mlp", "branching"])

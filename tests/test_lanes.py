@@ -8,10 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import compiling, data, lane_batches, lane_gradients, lanes, loop, results, slots, stack, train
+from alasso.bench import (
+    compiling,
+    data,
+    lane_batches,
+    lane_gradients,
+    lanes,
+    loop,
+    resizing,
+    results,
+    slots,
+    stack,
+    train,
+)
 from alasso.bench.benchmarks import make_stream, make_streams
 from alasso.bench.config import RunConfig
-from alasso.bench.streams import split
+from alasso.bench.streams import Shelf, split
 
 from helpers import StopAt
 from lane_helpers import (
@@ -72,7 +84,7 @@ def test_mixed_batches_are_not_stacked_over_images_that_lanes_do_not_share():
 
 
 def test_streams_of_different_length_go_apart():
-    configs = [small("sgd"), small("sgd", seed=1)]
+    configs = [RunConfig.own("sgd", epochs=2, seed=seed) for seed in (0, 1)]
     streams = [own_stream((40,) * tasks, seed) for tasks, seed in ((2, 0), (3, 1))]
     together = train.run_together(configs, streams=streams, model=Nine, device="cpu")
     assert [len(result.accuracy) for result in together] == [2, 3]
@@ -248,8 +260,8 @@ def test_images_are_brought_to_size_once_a_task_where_there_is_room(room, monkey
     """And what the steps are given is the same to the last bit."""
     streams = [split([(noise(120, 5), 2)], 2, seed, name="x", size=12, device=CPU) for seed in (0, 1)]
     steps = lane_batches.OwnExamples(streams)
-    monkeypatch.setattr(lane_batches, "room_on", lambda device: room)
-    monkeypatch.setattr(lane_batches, "RESIZED_AT_ONCE", 7)
+    monkeypatch.setattr(resizing, "room_on", lambda device: room)
+    monkeypatch.setattr(resizing, "AT_ONCE", 7)
     example = torch.tensor([[0, 59, 31], [5, 5, 58]])
     for t in (0, 1):
         steps.begin(t)
@@ -261,6 +273,37 @@ def test_images_are_brought_to_size_once_a_task_where_there_is_room(room, monkey
             assert torch.equal(x[lane], want) and torch.equal(y[lane], labels_of - task.head.start)
         kept = [of_lane.images.shape[-1] for of_lane in steps.examples]
         assert kept == [12 if room >= 4 * 2 * 60 * 3 * 12**2 * 4 else 5] * 2
+
+
+def test_lanes_with_the_same_images_share_one_copy_of_them(monkeypatch):
+    monkeypatch.setattr(resizing, "room_on", lambda device: 10**12)
+    shelf, source = Shelf(CPU), noise(120, 5)
+    own = [split([(source, 2)], 2, seed, name="x", size=12, device=shelf).tasks[1].train for seed in (3, 4, 3)]
+    first, second, third = resizing.brought_to_size(own)
+    assert first is third and first is not second
+    for examples, resized in zip(own, (first, second, third), strict=True):
+        x, y = examples.batch(torch.arange(60))
+        assert torch.equal(resized.images, x) and torch.equal(resized.labels, y)
+
+
+def test_the_room_for_images_is_that_for_all_lanes(monkeypatch):
+    source = noise(120, 5)
+    own = [split([(source, 2)], 2, seed, name="x", size=12, device=CPU).tasks[0].train for seed in range(3)]
+    needed = 3 * 60 * 3 * 12**2 * 4
+    assert sum(map(resizing.bytes_at_size, own)) == needed
+    for room, resized in ((4 * needed, True), (4 * needed - 1, False)):
+        monkeypatch.setattr(resizing, "room_on", lambda device, room=room: room)
+        assert [examples.images.shape[-1] == 12 for examples in resizing.brought_to_size(own)] == [resized] * 3
+
+
+def test_what_is_recorded_goes_before_the_images_it_reads():
+    streams = [own_stream([20, 20], seed) for seed in (0, 1)]
+    learners = [lane_of(RunConfig.own("si", seed=s), stream).learner for s, stream in enumerate(streams)]
+    steps = lanes.StackedSteps(learners)
+    for _ in range(2):
+        steps.recordings, steps.recorded_for = {1: object()}, "something"
+        steps.begin(0)
+        assert steps.recordings == {} and steps.recorded_for is None
 
 
 def test_this_torch_knows_what_the_compiler_is_asked_for():

@@ -608,6 +608,17 @@ def test_a_port_in_use_is_one_clear_sentence(server, folder):
         Server(folder, server.server_port)
 
 
+def test_runs_of_a_search_are_shown_alone_and_not_beside_others(tmp_path):
+    """They were measured on held-out examples."""
+    for seed in (0, 1):
+        results.write(made_up(seed=seed, validation=True), tmp_path / "search")
+    assert len(collect([tmp_path]).results) == 2 and not collect([tmp_path]).left_out
+    results.write(made_up(), tmp_path)
+    found = collect([tmp_path])
+    assert [result.config.validation for result in found.results] == [False]
+    assert found.left_out == ["2 runs of a search, measured on held-out examples; to see them, name their folder alone"]
+
+
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
@@ -624,6 +635,11 @@ def test_the_command_writes_page_and_figures(folder, tmp_path, capsys):
 def test_places_that_cannot_be_written_are_found_out_before_anything_is_written(folder, tmp_path):
     with pytest.raises(AlassoError, match="is a folder; name a file to write"):
         commands.report([folder], output=tmp_path)
+    result = next(folder.glob("*.json"))
+    before = result.read_bytes()
+    with pytest.raises(AlassoError, match=r"is no name for what is to be written there; end it in \.html"):
+        commands.report([folder], output=result)
+    assert result.read_bytes() == before
     (tmp_path / "file").write_text("")
     with pytest.raises(AlassoError, match="cannot write to"):
         commands.report([folder], output=tmp_path / "page.html", figures=tmp_path / "file" / "figures")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,19 @@ def test_reader_refuses_what_it_does_not_know(tmp_path, content, message):
         results.read(tmp_path / "x.json")
     with pytest.raises(AlassoError, match="cannot be read"):
         results.read(tmp_path / "absent.json")
+
+
+def test_a_result_that_lost_rows_is_refused(tmp_path):
+    result = finished(small("sgd"))
+    path = results.write(replace(result, accuracy=result.accuracy[:2]), tmp_path)
+    with pytest.raises(AlassoError, match=rf"{path.name} .*it has 2 rows of accuracy for 3 tasks"):
+        results.read(path)
+
+
+def test_a_stream_of_another_length_than_was_asked_for_is_refused():
+    x, y = torch.randn(12, 6), torch.arange(12) % 2
+    with pytest.raises(AlassoError, match="tasks=5, but the stream has 1"):
+        train.run(RunConfig.own("sgd", tasks=5), stream=Stream.of([((x, y), (x, y))]), device="cpu")
 
 
 def test_accuracy_rows_stay_on_one_line(tmp_path):
@@ -523,22 +537,65 @@ def test_a_run_finished_before_another_of_its_stack_diverged_is_not_run_again(tm
     assert results.read(results.result_path(last, tmp_path)).seconds != 12345.0
 
 
-def test_the_others_of_a_stack_go_on_as_a_stack_when_one_diverges(tmp_path):
-    """From their checkpoints, and end where they would have."""
-    rates = {0: 1e-3, 1: 1e38, 2: 1e-3}
-    configs = [small(seed=seed, learning_rate=rate) for seed, rate in rates.items()]
-    options = runs.Options(tmp_path, device="cpu", quiet=True, lanes=3)
-    with pytest.raises(DivergedError, match=r"seed 1: .*diverged.*; the other runs are finished"):
-        runs.carry_out(configs, options, Console())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[i].name}.json" for i in (0, 2)]
-    for i in (0, 2):
-        found = results.read(results.result_path(configs[i], tmp_path))
-        assert found.environment["lanes"] == 2
-        np.testing.assert_allclose(found.accuracy[-1], finished(configs[i]).accuracy[-1], atol=0.02)
+@pytest.fixture
+def trainings(monkeypatch):
+    """Of every stack that is trained: which seeds, from which task on. Checkpoints take their time."""
+    seen, train_whole, write = [], loop.Trainer.train, checkpoint._write
+
+    def noted(trainer):
+        seen.append(([lane.config.seed for lane in trainer.lanes], trainer.task))
+        train_whole(trainer)
+
+    def slowly(path, content):
+        time.sleep(0.2)
+        write(path, content)
+
+    monkeypatch.setattr(loop.Trainer, "train", noted)
+    monkeypatch.setattr(checkpoint, "_write", slowly)
+    return seen
+
+
+def diverging(monkeypatch, when):
+    """``when``: of seeds, the task in which they diverge."""
+    check = learners.check_weights
+
+    def end_task(learner, t):
+        if when.get(learner.config.seed) == t:
+            next(learner.model.parameters()).data.fill_(torch.nan)
+        check(learner.model)
+
+    monkeypatch.setattr(learners, "check_weights", lambda model: None)
+    before = learners.Learner.end_task
+    monkeypatch.setattr(learners.Learner, "end_task", lambda self, t: end_task(self, t) or before(self, t))
+
+
+@pytest.mark.parametrize(
+    ("when", "stacks"),
+    [
+        ({1: 1}, [([0, 1, 2, 3], 0), ([0, 2, 3], 2)]),
+        ({1: 0, 3: 0}, [([0, 1, 2, 3], 0), ([0, 2], 1)]),
+        ({1: 0, 3: 1}, [([0, 1, 2, 3], 0), ([0, 2, 3], 1), ([0, 2], 2)]),
+        ({0: 2, 2: 2}, [([0, 1, 2, 3], 0), ([1, 3], 3)]),  # in the last task: nothing is left to be trained
+    ],
+)
+def test_the_others_of_a_stack_go_on_as_a_stack_from_where_they_stand(when, stacks, tmp_path, monkeypatch, trainings):
+    """No task is trained twice, nothing of a run that diverged is left, and the others end where they would have."""
+    configs = [small(seed=seed) for seed in range(4)]
+    diverging(monkeypatch, when)
+    lost = "; ".join(f"alasso, seed {seed}" for seed in when)
+    with pytest.raises(DivergedError, match=rf"{lost}: .*diverged.*; the other runs are finished") as raised:
+        runs.carry_out(configs, runs.Options(tmp_path, device="cpu", quiet=True, lanes=4), Console())
+    assert [result.config.seed for result in raised.value.finished] == [s for s in range(4) if s not in when]
+    assert trainings == stacks
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{configs[s].name}.json" for s in range(4) if s not in when]
+    for result in raised.value.finished:
+        undisturbed = finished(result.config)
+        np.testing.assert_allclose(result.accuracy[-1], undisturbed.accuracy[-1], atol=0.02)
+        assert [len(row) for row in result.accuracy] == [1, 2, 3]
 
 
 def test_a_restart_never_goes_on_from_before(tmp_path):
-    """Not even where a run of the same stack diverges, and each is gone on with by itself."""
+    """Not even where a run of the same stack diverges, and the others are gone on with."""
     configs = runs.combinations(
         "permuted-digits", ["alasso"], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e30, 1e-3]}
     )

@@ -66,7 +66,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        print("alasso: out of memory; a smaller batch_size or hidden, or fewer --lanes, take less", file=sys.stderr)
+        print("alasso: out of memory; of runs, a smaller batch_size or hidden, or fewer --lanes, help", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `alasso … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -31,6 +31,7 @@ from alasso.importance_pass import Head, ImportancePass
 from alasso.objectives import (
     Loss,
     Objective,
+    class_targets,
     given_targets,
     log_probability,
     no_targets,
@@ -92,7 +93,7 @@ def fisher(
     elif labels == "sampled":
         objective = Objective(sampled, log_probability, torch.square)
     elif loss is None:
-        objective = Objective(given_targets, log_probability, torch.square)
+        objective = Objective(class_targets, log_probability, torch.square)
     else:
         objective = Objective(given_targets, one_column(loss), torch.square)
     return _mean_over(loader, model, objective, parameters, head, chunk)

@@ -29,6 +29,29 @@ def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
     return y
 
 
+def check_logits(output: Tensor) -> None:
+    if output.ndim != 2:
+        shape = tuple(output.shape)
+        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+    if output.shape[1] == 1:
+        raise AlassoError("One output has no softmax, its only class is certain: pass a loss of your own.")
+
+
+def class_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    """The given labels, if the output knows these classes; a GPU that is asked for others is of no use after."""
+    y = given_targets(output, y)
+    check_logits(output)
+    if y.shape != output.shape[:1]:
+        raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
+    if y.is_floating_point():
+        raise AlassoError(f"Labels must be class indices, not {str(y.dtype)[6:]}: for other targets pass a loss.")
+    classes = output.shape[1]
+    if len(y) and not 0 <= (least := int(y.min())) <= (most := int(y.max())) < classes:
+        wrong = least if least < 0 else most
+        raise AlassoError(f"Label {wrong} is none of the output's {classes} classes, 0 to {classes - 1}.")
+    return y
+
+
 def no_targets(output: Tensor, y: Tensor | None) -> Tensor:
     return output.new_zeros(len(output))
 
@@ -40,15 +63,11 @@ def sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def log_softmax(output: Tensor) -> Tensor:
-    if output.ndim != 2:
-        shape = tuple(output.shape)
-        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+    check_logits(output)
     return F.log_softmax(at_least_single(output), dim=1)
 
 
 def log_probability(output: Tensor, y: Tensor) -> Tensor:
-    if y.shape != output.shape[:1]:
-        raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
     return log_softmax(output).gather(1, y.long()[:, None])
 
 

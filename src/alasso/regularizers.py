@@ -17,6 +17,7 @@ from alasso.methods.imm import IMMSurrogate, Merge, Start, Transfer
 from alasso.methods.mas import MASSurrogate
 from alasso.methods.si import SISurrogate
 from alasso.methods.surrogate import Surrogate
+from alasso.objectives import Loss
 from alasso.sharding import local
 from alasso.shell import Head, Loader, Regularizer
 from alasso.soundness import check_importance
@@ -133,32 +134,48 @@ class _FromData(Regularizer):
 
 
 class _FromFisher(_FromData):
-    """Importance is the diagonal Fisher information. ``labels``: of the log-likelihood of which labels."""
+    """Importance is the diagonal Fisher information. ``labels``: of the log-likelihood of which labels; ``loss``: in
+    place of cross-entropy, where the model does not tell classes apart.
+    """
 
-    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], labels: Labels, exclude: Iterable[str]) -> None:
+    def __init__(
+        self, model: nn.Module, surrogate: Surrogate[Any], labels: Labels, loss: Loss | None, exclude: Iterable[str]
+    ) -> None:
         super().__init__(model, surrogate, exclude)
         if labels not in get_args(Labels):
             raise AlassoError(f"labels must be one of {', '.join(get_args(Labels))}, not {labels!r}")
-        self.labels = labels
+        if loss is not None and labels != "true":
+            raise AlassoError(f'a loss of your own is taken at the given targets: leave labels="true", not {labels!r}')
+        self.labels, self.loss = labels, loss
 
     def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
         parameters = dict(self.protected())
-        return importance.fisher(self.model, loader, labels=self.labels, parameters=parameters, head=head)
+        return importance.fisher(
+            self.model, loader, labels=self.labels, loss=self.loss, parameters=parameters, head=head
+        )
 
 
 class EWC(_FromFisher):
     """Elastic weight consolidation (Kirkpatrick et al., 2017): the exact sum of a quadratic a task, at the cost of one.
 
     ``lam``: λ of the penalty ½λ Σ F d². ``labels``: whose log-likelihood the Fisher is of, the "true" labels', labels
-    "sampled" from the model, or the model's "expected" value over all classes.
+    "sampled" from the model, or the model's "expected" value over all classes. ``loss``: a negative log-likelihood of
+    your own, one value a sample, for targets that are no classes; for a regression
+    ``lambda output, y: (output - y).square().sum(1) / 2``.
     """
 
     method = "EWC"
 
     def __init__(
-        self, model: nn.Module, lam: float = 100.0, *, labels: Labels = "true", exclude: Iterable[str] = ()
+        self,
+        model: nn.Module,
+        lam: float = 100.0,
+        *,
+        labels: Labels = "true",
+        loss: Loss | None = None,
+        exclude: Iterable[str] = (),
     ) -> None:
-        super().__init__(model, EWCSurrogate(lam), labels, exclude)
+        super().__init__(model, EWCSurrogate(lam), labels, loss, exclude)
 
 
 class OnlineEWC(_FromFisher):
@@ -173,9 +190,10 @@ class OnlineEWC(_FromFisher):
         gamma: float = 1.0,
         *,
         labels: Labels = "true",
+        loss: Loss | None = None,
         exclude: Iterable[str] = (),
     ) -> None:
-        super().__init__(model, OnlineEWCSurrogate(lam, gamma), labels, exclude)
+        super().__init__(model, OnlineEWCSurrogate(lam, gamma), labels, loss, exclude)
 
 
 class MAS(_FromData):
@@ -219,10 +237,11 @@ class IMM(_FromFisher):
         start: Start = "merged",
         count_unmoved: bool = False,
         labels: Labels = "true",
+        loss: Loss | None = None,
         exclude: Iterable[str] = (),
     ) -> None:
         surrogate = IMMSurrogate(merge, transfer, lam, last_weight, start, count_unmoved)
-        super().__init__(model, surrogate, labels, exclude)
+        super().__init__(model, surrogate, labels, loss, exclude)
 
     def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
         """End of a task: merge its weights with the past's and put the result into the model."""

@@ -49,10 +49,15 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         stream.write(content)
 
 
-def check_file(path: Path) -> None:
-    """Whether this file can be written; found out before the work whose outcome it is to hold."""
+def check_file(path: Path, *endings: str) -> None:
+    """Whether this file can be written, and has a name that says what it is: lest a slip writes over something else.
+
+    To be found out before the work whose outcome the file is to hold.
+    """
     if path.is_dir():
         raise AlassoError(f"{path} is a folder; name a file to write")
+    if endings and path.suffix.lower() not in endings:
+        raise AlassoError(f"{path} is no name for what is to be written there; end it in {endings[0]}")
     check_writable(path.parent)
 
 

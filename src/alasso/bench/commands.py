@@ -155,19 +155,21 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
     from alasso.bench import runs
 
     try:
-        show_results(runs.carry_out(configs, options, Console(), lambda config: against), options.out)
+        show_results(runs.carry_out(configs, options, Console(), lambda config: against), configs, options.out)
     except runs.Stopped as stopped:
         words = [word for word in sys.argv[1:] if word not in ("--restart", "--resume")]
         raise end_stopped(stopped, [*words, "--resume"]) from None
     except runs.SomeDiverged as error:
-        show_results(error.finished, options.out)
+        show_results(error.finished, configs, options.out)
         raise
 
 
-def show_results(found: Sequence[Any], folder: Path) -> None:
+def show_results(found: Sequence[Any], asked: Sequence[Any], folder: Path) -> None:
+    """The table of what was found, with a column for all in which the runs that were asked for differ."""
+    from alasso.bench.naming import varying_settings
     from alasso.bench.tables import table
 
     if found:
         console = Console()
-        console.print(table(found, console.width))
+        console.print(table(found, console.width, varying_settings(asked)))
         say(f"{count_of(len(found), 'result file')} in {folder}")

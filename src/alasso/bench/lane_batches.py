@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from alasso.bench.lane_gradients import LaneBatch
-from alasso.bench.streams import Examples, Stream
+from alasso.bench.resizing import brought_to_size
+from alasso.bench.streams import Examples, Stream, same_place
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-RESIZED_AT_ONCE = 1024  # images
 
 
 class Batch(NamedTuple):
@@ -125,8 +124,8 @@ class OwnExamples:
 
     def begin(self, t: int) -> None:
         self.recorded_for = t
-        self.examples = ()  # what the last task had may make room
-        self.examples = [brought_to_size(stream.tasks[t].train, len(self.streams)) for stream in self.streams]
+        self.examples = ()  # what the last task had makes room
+        self.examples = brought_to_size([stream.tasks[t].train for stream in self.streams])
 
     def room_for(self, epoch: Batch, columns: Tensor) -> LaneBatch:
         """Where the steps of such an epoch will lie, one after another."""
@@ -143,29 +142,3 @@ class OwnExamples:
         pairs = [of_lane.batch(index) for of_lane, index in zip(self.examples, example, strict=True)]
         labels = [y - head.start for head, (_, y) in zip(heads, pairs, strict=True)]
         return torch.stack([x for x, _ in pairs]), torch.stack(labels)
-
-
-def brought_to_size(examples: Examples, lanes: int) -> Examples:
-    """The same examples with images of the size that they are trained with, once for all epochs; as they are, where
-    that is their size already or the images of so many lanes would take more than a quarter of the room.
-    """
-    if examples.size is None or examples.images.shape[-1] == examples.size:
-        return examples
-    channels = examples.images.shape[1]
-    needed = lanes * len(examples) * channels * examples.size**2 * torch.float32.itemsize
-    if needed > room_on(examples.images.device) / 4:
-        return examples
-    everything = torch.arange(len(examples), device=examples.images.device)
-    pairs = [examples.batch(index) for index in everything.split(RESIZED_AT_ONCE)]
-    return Examples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
-
-
-def room_on(device: torch.device) -> int:
-    """Bytes that a GPU has left. Of a CPU's memory others have use."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
-def same_place(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()

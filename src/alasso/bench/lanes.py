@@ -24,6 +24,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.lane_drops import can_drop
 from alasso.bench.learners import Learner, StepPlan, drops_nodes
+from alasso.bench.resizing import bytes_at_size, room_on
 from alasso.bench.stack import Stack
 from alasso.methods.gaussian_layers import BayesLayer
 
@@ -125,9 +126,9 @@ def that_fit(learner: Learner) -> int:
         learner.trial_loss()
     activations = torch.cuda.max_memory_allocated(device) - before
     weights = sum(p.numel() for p in learner.model.parameters())
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - before
+    images = max(bytes_at_size(task.train) for task in learner.stream.tasks)
     # Forward and backward, and each once more: what is recorded has memory of its own.
-    return max(1, int(0.8 * free / (BYTES_A_WEIGHT * weights + 4 * activations)))
+    return max(1, int(0.8 * room_on(device) / (BYTES_A_WEIGHT * weights + 4 * activations + images)))
 
 
 # -- steps in the training loop ---------------------------------------------------------------------------------
@@ -160,6 +161,8 @@ class StackedSteps:
         """Before the steps of task t."""
         self.t = t
         self.stack.adopt()
+        if isinstance(self.source, OwnExamples):
+            self.recordings, self.recorded_for = {}, None  # they read the images of the task before, which make way
         self.source.begin(t)
         heads = [learner.stream.tasks[t].head for learner in self.learners]
         columns = torch.tensor([range(head.start, head.stop) for head in heads])

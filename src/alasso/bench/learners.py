@@ -315,9 +315,11 @@ def drops_nodes(config: RunConfig) -> bool:
 
 def check_weights(model: nn.Module) -> None:
     """Before they are measured, or become what the next task is held to."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise DivergedError(f"{name} is no longer finite: the training diverged (a smaller learning rate helps)")
+    finite = {name: torch.isfinite(parameter).all() for name, parameter in model.named_parameters()}
+    if not torch.stack(list(finite.values())).all():  # a GPU is waited for once
+        name = next(name for name, sound in finite.items() if not sound)
+        advice = "are the inputs finite? A smaller learning rate or c helps"
+        raise DivergedError(f"{name} is no longer finite: the training diverged ({advice})")
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:

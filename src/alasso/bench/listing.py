@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -10,31 +13,51 @@ from alasso.wording import count_of
 
 def list_() -> None:
     """Benchmarks, methods and their settings, and the paper's experiments."""
-    from alasso.bench.catalog import BENCHMARKS, METHODS
     from alasso.reproduce.experiments import read_experiments
     from alasso.reproduce.show import experiments_table
 
-    benchmarks = Table(title="Benchmarks", title_justify="left")
-    for column in ("name", "what it is", "as it is run"):
-        benchmarks.add_column(column, no_wrap=column == "name")  # names have to be typed
+    Console().print(benchmarks(), methods(), settings_of_benchmarks(), experiments_table(read_experiments()))
+
+
+def benchmarks() -> Table:
+    from alasso.bench.catalog import BENCHMARKS
+
+    table = _table("Benchmarks", "name", "what it is", "as it is run")
     for name, benchmark in BENCHMARKS.items():
         p = benchmark.preset
         count = "all classes" if p["tasks"] is None else count_of(p["tasks"], "task")
         run = f"{count} × {count_of(p['epochs'], 'epoch')}, batches of {p['batch_size']}, {p['model']}"
-        benchmarks.add_row(name, benchmark.title, run)
-    methods = Table(title="Methods", title_justify="left")
-    for column in ("name", "what it is", "settings and defaults"):
-        methods.add_column(column, no_wrap=column == "name")
+        table.add_row(name, benchmark.title, run)
+    return table
+
+
+def methods() -> Table:
+    from alasso.bench.catalog import METHODS
+
+    table = _table("Methods", "name", "what it is", "settings and defaults")
     for name, method in METHODS.items():
-        methods.add_row(name, method.title, "  ".join(f"{k}={v}" for k, v in method.settings.items()) or "–")
-    own = Table(
-        title="Where a benchmark sets them otherwise (found by alasso search, or the paper's)", title_justify="left"
-    )
-    own.add_column("benchmark", no_wrap=True)
-    own.add_column("settings")
+        table.add_row(name, method.title, _spelled(method.settings, "  ") or "–")
+    return table
+
+
+def settings_of_benchmarks() -> Table:
+    from alasso.bench.catalog import BENCHMARKS
+
+    title = "Where a benchmark sets them otherwise (found by alasso search, or the paper's)"
+    table = _table(title, "benchmark", "settings")
     for name, benchmark in BENCHMARKS.items():
         if benchmark.settings:
-            each = (f"{m}: {' '.join(f'{k}={v}' for k, v in s.items())}" for m, s in benchmark.settings.items())
-            own.add_row(name, "; ".join(each))
-    console = Console()
-    console.print(benchmarks, methods, own, experiments_table(read_experiments()))
+            table.add_row(name, "; ".join(f"{m}: {_spelled(s)}" for m, s in benchmark.settings.items()))
+    return table
+
+
+def _table(title: str, name: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(name, no_wrap=True)  # names have to be typed
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _spelled(settings: Mapping[str, Any], between: str = " ") -> str:
+    return between.join(f"{name}={value}" for name, value in settings.items())

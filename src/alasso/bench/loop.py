@@ -19,7 +19,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.graphs import DirectSteps, GraphedSteps
 from alasso.bench.lanes import StackedSteps, stackable
 from alasso.bench.learners import Learner
-from alasso.bench.progress import LaneDiverged, Observer, Stopped
+from alasso.bench.progress import LanesDiverged, Observer, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
 from alasso.bench.waypoints import Waypoint
@@ -118,14 +118,20 @@ class Trainer:
         self.steps.loss_sum += self.steps.loss_sum.new_tensor([lane.position.loss_sum for lane in lanes])
 
     def train(self) -> None:
+        try:
+            self._train()
+        finally:  # nothing may be written behind the back of those who go on from here
+            self.writer.wait()
+        self.note_position()
+
+    def _train(self) -> None:
         for lane in self.lanes:
             lane.beside = len(self.lanes)
             lane.observer.begin(lane.config, lane.stream, self.steps_done(), self.steps_in_all())
             if not lane.position.untrained:
                 lane.position.untrained = lane.learner.accuracies_on(lane.stream.tasks)
         self.write_waypoints(self.lanes)  # those that a checkpoint lies beyond
-        tasks = len(self.lanes[0].stream)
-        for t in range(self.task, tasks):
+        for t in range(self.task, len(self.lanes[0].stream)):
             for lane in self.lanes:
                 if self.epoch == self.step == 0:
                     lane.learner.begin_task(t)
@@ -135,15 +141,7 @@ class Trainer:
                 self.train_epoch(t, epoch)
             self.tell()
             self.task, self.epoch = t + 1, 0
-            for lane in self.lanes:
-                self.end_task(lane, t)
-            for lane, seconds in zip(self.lanes, self.seconds_of_lanes(), strict=True):
-                lane.position.seconds_at[t + 1] = seconds
-            if t + 1 < tasks:
-                self.save()
-            self.write_waypoints(self.lanes)  # last: what cannot be written must not cost the task
-        self.writer.wait()  # a last checkpoint that the disk refused is of no use any more
-        self.note_position()
+            self.finish_task(t)
 
     def train_epoch(self, t: int, epoch: int) -> None:
         if self.ahead is None or self.ahead.place != (t, epoch):
@@ -201,24 +199,39 @@ class Trainer:
         plans = [lane.learner.epoch_plan(t, epoch) for lane in self.lanes]
         return Planned((t, epoch), [len(steps) for steps in plans], self.steps.planned(plans))
 
-    def end_task(self, lane: Lane, t: int) -> None:
+    def finish_task(self, t: int) -> None:
+        """Measure and save all lanes; where some diverged, the others can be gone on with from here."""
+        diverged = {i: why for i, lane in enumerate(self.lanes) if (why := self.end_task(lane, t))}
+        sound = [lane for i, lane in enumerate(self.lanes) if i not in diverged]
+        for lane, seconds in zip(self.lanes, self.seconds_of_lanes(), strict=True):
+            lane.position.seconds_at[t + 1] = seconds
+        if t + 1 < len(self.lanes[0].stream) or diverged:
+            self.save(sound)
+        self.write_waypoints(sound)  # last: what cannot be written must not cost the task
+        if diverged:
+            raise LanesDiverged([(self.lanes[i].config, why) for i, why in diverged.items()])
+
+    def end_task(self, lane: Lane, t: int) -> str | None:
+        """Hold on to the task and measure all so far; or, if the run diverged, why it is thought so."""
         learner, position, tasks = lane.learner, lane.position, lane.stream.tasks
         try:
             learner.end_task(t)
         except DivergedError as error:
-            raise LaneDiverged(lane.config, str(error)) from error
+            return str(error)
         position.accuracy.append(learner.accuracies(t, position.accuracy))
         if t + 1 < len(tasks):
             position.ahead += learner.accuracies_on([tasks[t + 1]])
         lane.observer.task_done(t, position.accuracy, self.seconds_left())
+        return None
 
     # -- where it stands ----------------------------------------------------------------------------------------
 
-    def save(self) -> None:
+    def save(self, lanes: Sequence[Lane] | None = None) -> None:
+        """A checkpoint of each of these lanes, or of all."""
         self._last_save = time.monotonic()
         self.writer.finish()
         self.note_position()
-        for lane in self.lanes:
+        for lane in self.lanes if lanes is None else lanes:
             if lane.saved is not None:
                 learner = lane.learner
                 state, editions = learner.state_dict(), lane.stream.editions

@@ -24,12 +24,12 @@ class Stopped(Exception):
     """The user asked to stop; the run is saved up to the place the message names."""
 
 
-class LaneDiverged(DivergedError):
-    """Which run it was that diverged; the others of its stack stand where their checkpoints are."""
+class LanesDiverged(DivergedError):
+    """Which runs of a stack diverged, and why; the others are saved where they stand."""
 
-    def __init__(self, config: RunConfig, why: str) -> None:
-        super().__init__(why)
-        self.config = config
+    def __init__(self, lost: Sequence[tuple[RunConfig, str]]) -> None:
+        super().__init__(" | ".join(why for _, why in lost))
+        self.lost = lost
 
 
 class Observer(Protocol):

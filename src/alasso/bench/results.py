@@ -17,6 +17,7 @@ from alasso.bench import metrics
 from alasso.bench.atomic import write_whole
 from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 SCHEMA = 1
 
@@ -74,9 +75,16 @@ def read(path: Path) -> Result:
     try:
         result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
         metrics.lower_triangle(result.accuracy)
+        check_length(result)
     except (TypeError, KeyError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error
     return result
+
+
+def check_length(result: Result) -> None:
+    """Rows were lost, or put in by hand, where there are not as many as tasks."""
+    if result.config.tasks not in (None, len(result.accuracy)):
+        raise AlassoError(f"it has {count_of(len(result.accuracy), 'row')} of accuracy for {result.config.tasks} tasks")
 
 
 def read_all(folder: Path) -> Iterator[Result | AlassoError]:

@@ -20,7 +20,7 @@ from alasso.bench.naming import label, labels, shorter_runs, varying_settings
 from alasso.bench.progress import (
     Bars,
     CsvLog,
-    LaneDiverged,
+    LanesDiverged,
     Observer,
     PlainLines,
     Quiet,
@@ -108,8 +108,8 @@ def carry_out(
         sweep = _Sweep(options, console, bars, varying, reference, done)
         sweep.carry_out(left, shorter)
     if sweep.lost:
-        others = "; the other runs are finished" if done else ""
-        raise SomeDiverged(" | ".join(sweep.lost) + others, [done[c.name] for c in configs if c.name in done])
+        which = " | ".join(f"{'; '.join(names)}: {why}" for why, names in sweep.lost.items())
+        raise SomeDiverged(which, [done[config.name] for config in configs if config.name in done])
     return [done[config.name] for config in configs]
 
 
@@ -117,8 +117,8 @@ class SomeDiverged(DivergedError):
     """Which runs of a sweep diverged, and what the others found."""
 
     def __init__(self, which: str, finished: list[Result]) -> None:
-        super().__init__(which)
-        self.finished = finished
+        super().__init__(which + ("; the other runs are finished" if finished else ""))
+        self.which, self.finished = which, finished
 
 
 @dataclass
@@ -131,7 +131,7 @@ class _Sweep:
     varying: Sequence[str]
     reference: Callable[[RunConfig], Result | None]
     done: dict[str, Result]
-    lost: list[str] = field(default_factory=list)  # which runs diverged, a sentence each
+    lost: dict[str, list[str]] = field(default_factory=dict)  # which runs diverged, by why
     waiting: deque[tuple[list[RunConfig], bool]] = field(default_factory=deque)  # and whether to go on from checkpoints
     waypoints: dict[str, list[Waypoint]] = field(default_factory=dict)  # by name of the run that passes them
 
@@ -145,11 +145,13 @@ class _Sweep:
             before = {config.name: self.written(config) for config in group}
             try:
                 self.train(group, resume)
-            except LaneDiverged as error:
+            except LanesDiverged as error:
                 finished = [config for config in group if self.written(config) != before[config.name]]
                 self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
-                self.give_up(error.config, str(error))
-                left = [config for config in group if config not in (*finished, error.config)]
+                for config, why in error.lost:
+                    self.give_up(config, why)
+                gone = [*finished, *(config for config, _ in error.lost)]
+                left = [config for config in group if config not in gone]
                 if left:  # from where they stand
                     self.waiting.appendleft((left, True))
 
@@ -182,7 +184,7 @@ class _Sweep:
         """A run that diverged, and the shorter ones that it did not reach."""
         results.checkpoint_path(config, self.options.out).unlink(missing_ok=True)  # it leads nowhere
         missed = self.take_in_waypoints(config)
-        self.lost += [f"{label(one, self.varying)}: {why}" for one in (config, *missed)]
+        self.lost.setdefault(why, []).extend(label(one, self.varying) for one in (config, *missed))
 
     def take_in_waypoints(self, config: RunConfig) -> list[RunConfig]:
         """Results that were written on the way of a run; returns the shorter runs that have none."""

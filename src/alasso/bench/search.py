@@ -17,9 +17,10 @@ from rich.console import Console
 from alasso.bench import results, runs
 from alasso.bench.atomic import check_file, write_whole
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import known
+from alasso.bench.config import RunConfig, known
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 SCHEMA = 1
 
@@ -34,6 +35,8 @@ def search(
     console: Console,
 ) -> dict[str, Any]:
     """Try every combination of each method's values; methods not named keep what ``file`` says of them."""
+    if benchmark == "split-folder":
+        raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
     check_file(file)
     outcome = _read(file, benchmark)
     for method in methods:  # before anything is run
@@ -43,8 +46,10 @@ def search(
         space = METHODS[method].search
         values: dict[str, Any] = {name: list(tried) for name, tried in space.items()}
         configs = runs.combinations(benchmark, [method], seeds, {**fields, "validation": True}, values)
-        found = runs.carry_out(configs, options, console)
-        tried = _grouped(found, list(space))
+        found, diverged = _carried_out(configs, options, console)
+        tried = [row for row in _grouped(found, list(space)) if len(row["A_of_seeds"]) == len(set(seeds))]
+        if not tried:
+            raise AlassoError(f"with none of its settings did {method} come to an end: {diverged}")
         best = max(tried, key=lambda row: row["A"])
         outcome["methods"][method] = {
             "space": values,
@@ -53,9 +58,21 @@ def search(
             "seeds": list(seeds),
             "environment": results.environment(options.device),
         }
+        if diverged:
+            outcome["methods"][method]["diverged"] = diverged
         outcome["chosen"][method] = {name: best[name] for name in space}
         write_whole(file, (results.compact_rows(json.dumps(outcome, indent=1)) + "\n").encode())
     return outcome
+
+
+def _carried_out(
+    configs: Sequence[RunConfig], options: runs.Options, console: Console
+) -> tuple[list[Result], str | None]:
+    """What the runs found, and which of them diverged: with such settings a search goes on without them."""
+    try:
+        return runs.carry_out(configs, options, console), None
+    except runs.SomeDiverged as error:
+        return error.finished, error.which
 
 
 def chosen_line(outcome: dict[str, Any], method: str) -> str:
@@ -66,10 +83,14 @@ def chosen_line(outcome: dict[str, Any], method: str) -> str:
     'si: c=4.0, A = 0.900 on held-out examples (c: the largest tried)'
     """
     chosen, tried = outcome["chosen"][method], outcome["methods"][method]["tried"]
+    ties = sum(row["A"] == tried[0]["A"] for row in tried)
     edges = [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], [t[name] for t in tried])]
+    notes = [f"as good as {count_of(ties - 1, 'other')} of {len(tried)} tried"] if ties > 1 else edges
     values = " ".join(f"{name}={value}" for name, value in chosen.items())
-    at_edge = f" ({', '.join(edges)})" if edges else ""
-    return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}"
+    at_edge = f" ({', '.join(notes)})" if notes else ""
+    diverged = outcome["methods"][method].get("diverged")
+    left_out = f"; left out: {diverged}" if diverged else ""
+    return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}{left_out}"
 
 
 def edge(value: Any, tried: Sequence[Any]) -> list[str]:

@@ -50,6 +50,13 @@ class Examples:
         return x, self.labels[rows]
 
 
+def same_place(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are the same memory, or both are none."""
+    if one is None or other is None:
+        return one is other
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
 @dataclass(frozen=True)
 class Task:
     """One task: what to learn from, what to be measured on, and which columns of the head it may answer with."""

@@ -16,12 +16,16 @@ from alasso.wording import count_of
 CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too. ±: over seeds."
 
 
-def table(found: Sequence[Result], width: int = 120) -> Table:
-    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters."""
+def table(found: Sequence[Result], width: int = 120, varying: Sequence[str] | None = None) -> Table:
+    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters.
+
+    ``varying``: settings that have a column; if it is not said, those in which the rows of a method differ.
+    """
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(result.config.hash + result.config.method, []).append(result)
-    varying = varying_settings([group[0].config for group in groups.values()])
+    if varying is None:
+        varying = varying_settings([group[0].config for group in groups.values()])
     shown = Table(
         title=in_common(found), title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD
     )

@@ -83,6 +83,11 @@ def run_together(
     """
     place = torch_device(device)
     streams = streams or make_streams(configs, data_dir, place)
+    for config, stream in zip(configs, streams, strict=True):
+        if config.tasks not in (None, len(stream)):
+            raise AlassoError(
+                f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream"
+            )
     set_precision(configs[0].precision)
     lanes = []
     for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
@@ -209,7 +214,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def set_precision(precision: str) -> None:
-    """Of products of float32 on a GPU, convolutions included: TF32, or float32 to the last bit."""
+    """Of products of float32 on a GPU, convolutions included: TF32, or float32 to the last bit; summed in one order."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.deterministic = True  # or else a run on images differs from itself

@@ -40,7 +40,7 @@ def report(
         say(f"left out: {line}")
     if not found.results:
         raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
-    check_file(output)
+    check_file(output, ".html", ".htm")
     if figures is not None:
         check_writable(figures)
     content = page.build(found).encode()
@@ -95,11 +95,13 @@ def probe(
     data_dir: DataDir = None,
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
+    from alasso.bench.atomic import check_writable
     from alasso.report.load import read_checked
     from alasso.report.probe import probe_first_task
     from alasso.report.probe_figures import write_probe
     from alasso.report.probe_findings import Plan
 
+    check_writable(out)
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
     measured = probe_first_task(read_checked(result).config, plan, data_dir=data_dir, device=device, say=say)
     for path in write_probe(measured, out):

@@ -10,6 +10,7 @@ from pathlib import Path
 from alasso.bench import results
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
+from alasso.wording import count_of
 
 #: Files that runs and probes leave beside their results; a shell's ``*`` names them too.
 BESIDE_RESULTS = (".csv", ".checkpoint", "probe.json")
@@ -37,7 +38,19 @@ def collect(paths: Sequence[Path]) -> Collected:
         if result not in alike:
             alike.append(result)
             found.results.append(result)
-    return found
+    return without_searches(found)
+
+
+def without_searches(found: Collected) -> Collected:
+    """Runs of a search were measured on held-out examples: beside others they are left out, alone they are shown."""
+    tested = [result for result in found.results if not result.config.validation]
+    searched = len(found.results) - len(tested)
+    if not tested or not searched:
+        return found
+    said = (
+        f"{count_of(searched, 'run')} of a search, measured on held-out examples; to see them, name their folder alone"
+    )
+    return Collected(tested, [*found.left_out, said])
 
 
 def json_files(paths: Iterable[Path]) -> list[Path]:
@@ -57,7 +70,7 @@ def read_checked(path: Path) -> Result:
     """A result all of whose parts can be shown, whatever the file holds."""
     try:
         result = results.read(path)
-    except AlassoError:
+    except AlassoError:  # which is a ValueError, and says more
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise AlassoError(f"{path} is not a result of alasso") from error

@@ -73,8 +73,9 @@ def reproduce(
     if judge and not any(places.out.glob("*.json")):
         raise AlassoError(f"there are no results in {places.out}; name their folder with --out")
     with_page = not judge or report is not None
-    for place in (places.document, places.report) if with_page else (places.document,):
-        check_file(place)
+    check_file(places.document, ".md")
+    if with_page:
+        check_file(places.report, ".html", ".htm")
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
     return conclude(work, quiet=quiet, with_page=with_page)
