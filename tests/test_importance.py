@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from alasso import EWC, OnlineEWC, importance_pass
+from alasso import EWC, IMM, OnlineEWC, importance_pass
 from alasso.errors import AlassoError
 from alasso.importance import fisher, squared_output_norm
 
@@ -353,12 +353,47 @@ def test_ewc_takes_a_loss_of_ones_own(make: type[EWC]) -> None:
         make(model, labels="sampled", loss=F.mse_loss)
 
 
+def test_mode_imm_takes_a_loss_of_ones_own() -> None:
+    """Merged by the Fisher of a regression: Σ F_t θ_t / Σ F_t."""
+    model, x, _ = setting("mlp")
+    target = torch.randn(len(x), 3, dtype=DOUBLE)
+    loss = lambda output, t: (output - t).square().sum(1) / 2  # noqa: E731
+    reg = IMM(model, "mode", loss=loss)
+    sums = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
+    for task in (0, 1):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn(parameter.shape, dtype=DOUBLE) * 0.1
+        measured = fisher(model, [(x, target + task)], loss=loss)
+        for name, parameter in model.named_parameters():
+            sums[name][0].add_(measured[name] * parameter.detach())
+            sums[name][1].add_(measured[name])
+        reg.consolidate([(x, target + task)])
+    for name, parameter in model.named_parameters():
+        weighted, weights = sums[name]
+        somewhere = weights > 1e-6
+        assert somewhere.any()
+        torch.testing.assert_close(
+            parameter.detach()[somewhere], (weighted / weights)[somewhere], rtol=1e-6, atol=1e-9, msg=name
+        )
+    with pytest.raises(AlassoError, match="mean-IMM measures nothing"):
+        IMM(model, "mean", loss=loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.uint16, torch.bool])
+def test_labels_may_be_whole_numbers_of_any_kind(dtype: torch.dtype) -> None:
+    model, x, y = setting("mlp")
+    labels = y.clamp(max=1)
+    assert_same(fisher(model, [(x, labels.to(dtype))]), reference_fisher(model, x, labels, "true"))
+
+
 @pytest.mark.parametrize(
     ("outputs", "labels", "said"),
     [
         (3, torch.tensor([0, 1, 3]), "Label 3 is none of the output's 3 classes, 0 to 2"),
         (3, torch.tensor([0, -100, 2]), "Label -100 is none of the output's 3 classes"),
         (3, torch.tensor([0.0, 1.0, 0.5]), "class indices, not float32: for other targets pass a loss"),
+        (3, torch.zeros(3, dtype=torch.complex64), "class indices, not complex64"),
         (3, torch.zeros(3, 3), r"class indices of shape \(N,\), not \(3, 3\): pass a loss"),
         (1, torch.tensor([0, 1, 0]), "One output has no softmax"),
     ],

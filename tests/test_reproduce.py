@@ -853,6 +853,25 @@ def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
     assert f"alasso reproduce --study {folder} --out {tmp_path / 'out'} --device cpu --only small" in output
 
 
+def test_a_run_that_diverges_is_said_at_once_and_the_other_parts_are_run(folder, tmp_path, monkeypatch, capsys):
+    """Even if one of those is stopped."""
+    other = EXPERIMENT.replace("tasks = 3", "tasks = 4").replace("hidden = 8", "hidden = 9")
+    (folder / "experiments" / "other.toml").write_text(other)
+    seen = []
+
+    def carried_out(configs, options, console):
+        seen.append(configs)
+        if len(seen) == 1:
+            raise carrying.runs.SomeDiverged("alasso, seed 0: the training diverged", [])
+        raise carrying.runs.Stopped("task 2, epoch 1, step 3")
+
+    monkeypatch.setattr(carrying.runs, "carry_out", carried_out)
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
+    code, output, errors = command(words, monkeypatch, capsys)
+    assert code == 130, errors
+    assert len(seen) == 2 and output.index("alasso, seed 0: the training diverged") < output.index("Stopped; saved")
+
+
 def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(carrying.runs, "carry_out", lambda *arguments: signal.raise_signal(signal.SIGTERM))

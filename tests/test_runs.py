@@ -548,6 +548,7 @@ def trainings(monkeypatch):
 
     def slowly(path, content):
         time.sleep(0.2)
+        assert all(torch.isfinite(weight).all() for weight in content["learner"]["model"].values()), path
         write(path, content)
 
     monkeypatch.setattr(loop.Trainer, "train", noted)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from alasso.bench import checkpoint, lanes, results, runs, train
+from alasso.bench import checkpoint, lanes, learners, results, runs, train
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.data import load
@@ -233,6 +233,21 @@ def test_a_longer_run_that_diverges_before_its_waypoint_loses_both_and_no_other(
         carried_out([*lost, *kept], tmp_path, lanes=count)
     assert all(f"tasks={tasks}" in str(caught.value) for tasks in (SHORT, LONG))
     assert {path.name for path in tmp_path.iterdir()} == {f"{config.name}.json" for config in kept}
+
+
+def test_a_run_that_diverges_where_a_shorter_one_ends_leaves_neither(tmp_path, monkeypatch):
+    short, long = pair()
+    end_task = learners.Learner.end_task
+
+    def diverges(learner, t):
+        if t == SHORT - 1:
+            raise DivergedError("the training diverged")
+        end_task(learner, t)
+
+    monkeypatch.setattr(learners.Learner, "end_task", diverges)
+    with pytest.raises(DivergedError, match=rf"tasks={LONG}, seed 0; .*tasks={SHORT}, seed 0: the training diverged"):
+        carried_out([short, long], tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_position_passes_through_a_shorter_one():

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from alasso.errors import AlassoError
 from alasso.importance_pass import Head, ImportancePass
 from alasso.objectives import (
+    ClassTargets,
     Loss,
     Objective,
-    class_targets,
     given_targets,
     log_probability,
     no_targets,
@@ -93,7 +93,8 @@ def fisher(
     elif labels == "sampled":
         objective = Objective(sampled, log_probability, torch.square)
     elif loss is None:
-        objective = Objective(class_targets, log_probability, torch.square)
+        targets = ClassTargets()
+        objective = Objective(targets, log_probability, torch.square, targets.check)
     else:
         objective = Objective(given_targets, one_column(loss), torch.square)
     return _mean_over(loader, model, objective, parameters, head, chunk)

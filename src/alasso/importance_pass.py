@@ -87,6 +87,7 @@ class ImportancePass:
             add_over_ranks_((*self.sums.values(), total))
             if total == 0:
                 raise AlassoError("The loader yielded no samples: pass a list or DataLoader with some batches.")
+            self.objective.check()
             return {name: self.sums[parameter] / total for name, parameter in self.parameters.items()}
 
     def _add_batch(self, x: Inputs, y: Tensor | None) -> None:

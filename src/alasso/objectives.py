@@ -21,6 +21,7 @@ class Objective:
     targets: Callable[[Tensor, Tensor | None], Tensor]
     terms: Callable[[Tensor, Tensor], Tensor]  # (N, …), targets -> (N, J)
     magnitude: Callable[[Tensor], Tensor]
+    check: Callable[[], None] = lambda: None  # after the last batch
 
 
 def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
@@ -37,19 +38,35 @@ def check_logits(output: Tensor) -> None:
         raise AlassoError("One output has no softmax, its only class is certain: pass a loss of your own.")
 
 
-def class_targets(output: Tensor, y: Tensor | None) -> Tensor:
-    """The given labels, if the output knows these classes; a GPU that is asked for others is of no use after."""
-    y = given_targets(output, y)
-    check_logits(output)
-    if y.shape != output.shape[:1]:
-        raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
-    if y.is_floating_point():
-        raise AlassoError(f"Labels must be class indices, not {str(y.dtype)[6:]}: for other targets pass a loss.")
-    classes = output.shape[1]
-    if len(y) and not 0 <= (least := int(y.min())) <= (most := int(y.max())) < classes:
+class ClassTargets:
+    """The given labels, which must be classes that the output knows; a GPU that is asked for others is of no use after.
+
+    What was seen stays on the device, and is asked for once, at the end of a pass.
+    """
+
+    def __init__(self) -> None:
+        self.classes = 0
+        self.extremes: list[Tensor] = []  # least and largest label of each batch
+
+    def __call__(self, output: Tensor, y: Tensor | None) -> Tensor:
+        y = given_targets(output, y)
+        check_logits(output)
+        if y.shape != output.shape[:1]:
+            raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
+        if y.is_floating_point() or y.is_complex():
+            raise AlassoError(f"Labels must be class indices, not {str(y.dtype)[6:]}: for other targets pass a loss.")
+        self.classes, y = output.shape[1], y.long()
+        self.extremes.append(torch.stack(torch.aminmax(y)))
+        return y.clamp(0, self.classes - 1)
+
+    def check(self) -> None:
+        """After the last batch: what was measured is worth nothing if some label was none."""
+        if not self.extremes:
+            return
+        least, _, _, most = torch.stack(torch.stack(self.extremes).aminmax(dim=0)).flatten().tolist()
         wrong = least if least < 0 else most
-        raise AlassoError(f"Label {wrong} is none of the output's {classes} classes, 0 to {classes - 1}.")
-    return y
+        if not 0 <= wrong < self.classes:
+            raise AlassoError(f"Label {wrong} is none of the output's {self.classes} classes, 0 to {self.classes - 1}.")
 
 
 def no_targets(output: Tensor, y: Tensor | None) -> Tensor:

@@ -179,7 +179,10 @@ class EWC(_FromFisher):
 
 
 class OnlineEWC(_FromFisher):
-    """Online EWC (Schwarz et al., 2018): a quadratic at the latest weights, its Fisher a sum decaying by ``gamma``."""
+    """Online EWC (Schwarz et al., 2018): a quadratic at the latest weights, its Fisher a sum decaying by ``gamma``.
+
+    The other arguments are those of :class:`EWC`.
+    """
 
     method = "OnlineEWC"
 
@@ -219,6 +222,7 @@ class IMM(_FromFisher):
     ``start``  the next task begins at the "merged" weights, or, as in the paper, at the "last" task's own, which
     :meth:`begin_task` puts back
     ``count_unmoved``  whether the mean counts a weight that a task left exactly where it was
+    ``labels``, ``loss``  what the Fisher information is of, as in :class:`EWC`
 
     Consolidation changes the weights: begin the next task with a new optimizer, or one whose state is reset.
     """
@@ -241,6 +245,8 @@ class IMM(_FromFisher):
         exclude: Iterable[str] = (),
     ) -> None:
         surrogate = IMMSurrogate(merge, transfer, lam, last_weight, start, count_unmoved)
+        if loss is not None and merge != "mode":
+            raise AlassoError("mean-IMM measures nothing, and needs no loss: leave it out")
         super().__init__(model, surrogate, labels, loss, exclude)
 
     def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:

@@ -24,7 +24,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.lane_drops import can_drop
 from alasso.bench.learners import Learner, StepPlan, drops_nodes
-from alasso.bench.resizing import bytes_at_size, room_on
+from alasso.bench.resizing import bytes_at_size, lanes_in, room_on
 from alasso.bench.stack import Stack
 from alasso.methods.gaussian_layers import BayesLayer
 
@@ -128,7 +128,7 @@ def that_fit(learner: Learner) -> int:
     weights = sum(p.numel() for p in learner.model.parameters())
     images = max(bytes_at_size(task.train) for task in learner.stream.tasks)
     # Forward and backward, and each once more: what is recorded has memory of its own.
-    return max(1, int(0.8 * room_on(device) / (BYTES_A_WEIGHT * weights + 4 * activations + images)))
+    return lanes_in(room_on(device), BYTES_A_WEIGHT * weights + 4 * activations, images)
 
 
 # -- steps in the training loop ---------------------------------------------------------------------------------

@@ -209,6 +209,7 @@ class Trainer:
             self.save(sound)
         self.write_waypoints(sound)  # last: what cannot be written must not cost the task
         if diverged:
+            self.writer.finish()  # what the others go on from
             raise LanesDiverged([(self.lanes[i].config, why) for i, why in diverged.items()])
 
     def end_task(self, lane: Lane, t: int) -> str | None:

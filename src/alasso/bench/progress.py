@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 class LanesDiverged(DivergedError):
-    """Which runs of a stack diverged, and why; the others are saved where they stand."""
+    """Which runs of a stack diverged, and why; the others, where they have files, are saved where they stand."""
 
     def __init__(self, lost: Sequence[tuple[RunConfig, str]]) -> None:
         super().__init__(" | ".join(why for _, why in lost))

@@ -84,7 +84,9 @@ def read(path: Path) -> Result:
 def check_length(result: Result) -> None:
     """Rows were lost, or put in by hand, where there are not as many as tasks."""
     if result.config.tasks not in (None, len(result.accuracy)):
-        raise AlassoError(f"it has {count_of(len(result.accuracy), 'row')} of accuracy for {result.config.tasks} tasks")
+        raise AlassoError(
+            f"it has {count_of(len(result.accuracy), 'row')} of accuracy for {count_of(result.config.tasks, 'task')}"
+        )
 
 
 def read_all(folder: Path) -> Iterator[Result | AlassoError]:

@@ -42,27 +42,41 @@ def search(
     for method in methods:  # before anything is run
         if not known(method, METHODS, "method").search:
             raise AlassoError(f"{method} has no settings to search for")
+    without: list[str] = []
     for method in methods:
-        space = METHODS[method].search
-        values: dict[str, Any] = {name: list(tried) for name, tried in space.items()}
-        configs = runs.combinations(benchmark, [method], seeds, {**fields, "validation": True}, values)
-        found, diverged = _carried_out(configs, options, console)
-        tried = [row for row in _grouped(found, list(space)) if len(row["A_of_seeds"]) == len(set(seeds))]
-        if not tried:
-            raise AlassoError(f"with none of its settings did {method} come to an end: {diverged}")
-        best = max(tried, key=lambda row: row["A"])
-        outcome["methods"][method] = {
-            "space": values,
-            "tried": sorted(tried, key=lambda row: -row["A"]),
-            "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
-            "seeds": list(seeds),
-            "environment": results.environment(options.device),
-        }
-        if diverged:
-            outcome["methods"][method]["diverged"] = diverged
-        outcome["chosen"][method] = {name: best[name] for name in space}
+        found = _searched(benchmark, method, seeds, fields, options, console)
+        if not found["tried"]:
+            without.append(f"with none of its settings did {method} come to an end: {found['diverged']}")
+            continue
+        outcome["methods"][method] = found
+        outcome["chosen"][method] = {name: found["tried"][0][name] for name in found["space"]}
         write_whole(file, (results.compact_rows(json.dumps(outcome, indent=1)) + "\n").encode())
+    if without:
+        raise AlassoError(" | ".join(without))
     return outcome
+
+
+def _searched(
+    benchmark: str,
+    method: str,
+    seeds: Sequence[int],
+    fields: dict[str, Any],
+    options: runs.Options,
+    console: Console,
+) -> dict[str, Any]:
+    """What was tried for one method, the best first. Settings of which a seed diverged are none to choose from."""
+    space: dict[str, Any] = {name: list(values) for name, values in METHODS[method].search.items()}
+    configs = runs.combinations(benchmark, [method], seeds, {**fields, "validation": True}, space)
+    found, diverged = _carried_out(configs, options, console)
+    whole = [row for row in _grouped(found, list(space)) if len(row["A_of_seeds"]) == len(set(seeds))]
+    return {
+        "space": space,
+        "tried": sorted(whole, key=lambda row: -row["A"]),
+        "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
+        "seeds": list(seeds),
+        "environment": results.environment(options.device),
+        **({"diverged": diverged} if diverged else {}),
+    }
 
 
 def _carried_out(
@@ -79,17 +93,18 @@ def chosen_line(outcome: dict[str, Any], method: str) -> str:
     """What was chosen, how good it was, and whether something better may lie beyond what was tried.
 
     >>> tried = [{"c": 4.0, "A": 0.9}, {"c": 2.0, "A": 0.8}, {"c": 1.0, "A": 0.7}]
-    >>> chosen_line({"chosen": {"si": {"c": 4.0}}, "methods": {"si": {"tried": tried}}}, "si")
+    >>> searched = {"tried": tried, "space": {"c": [1.0, 2.0, 4.0]}}
+    >>> chosen_line({"chosen": {"si": {"c": 4.0}}, "methods": {"si": searched}}, "si")
     'si: c=4.0, A = 0.900 on held-out examples (c: the largest tried)'
     """
-    chosen, tried = outcome["chosen"][method], outcome["methods"][method]["tried"]
+    chosen, searched = outcome["chosen"][method], outcome["methods"][method]
+    tried, space = searched["tried"], searched["space"]
     ties = sum(row["A"] == tried[0]["A"] for row in tried)
-    edges = [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], [t[name] for t in tried])]
-    notes = [f"as good as {count_of(ties - 1, 'other')} of {len(tried)} tried"] if ties > 1 else edges
+    notes = [f"as good as {count_of(ties - 1, 'other')} of {len(tried)} tried"] if ties > 1 else []
+    notes += [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], space[name])]
     values = " ".join(f"{name}={value}" for name, value in chosen.items())
     at_edge = f" ({', '.join(notes)})" if notes else ""
-    diverged = outcome["methods"][method].get("diverged")
-    left_out = f"; left out: {diverged}" if diverged else ""
+    left_out = f"; left out: {searched['diverged']}" if "diverged" in searched else ""
     return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}{left_out}"
 
 

@@ -38,7 +38,6 @@ def carry_out(
 def _carry_out(
     plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
 ) -> None:
-    diverged = []
     for part in plan.parts:
         about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
         say(f"{part.title}: {counted(len(part.trained), len(part.on_the_way))}{about}")
@@ -46,11 +45,9 @@ def _carry_out(
             try:
                 runs.carry_out(part.configs, options, console)
             except runs.SomeDiverged as error:  # no reason to leave out the other parts
-                diverged.append(error.which)
+                console.print(error.which, highlight=False, soft_wrap=True, markup=False)
     for probe in plan.probes:
         measure(probe, options, say)
-    for which in diverged:
-        console.print(which, highlight=False, soft_wrap=True, markup=False)
 
 
 def counted(trained: int, on_the_way: int = 0) -> str:
