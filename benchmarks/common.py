@@ -46,15 +46,19 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 # -- timing --------------------------------------------------------------------------------------------------
 
 
+_ORDER = random.Random(0)
+
+
 def interleaved(cases: Mapping[str, Step], rounds: int, device: str, untimed: int = 1, timed: int = 2) -> Times:
     """Seconds a step: in each round every case has one short turn, in random order, its first steps not counted.
 
-    What else the machine does then falls on all cases alike, and what it does for long falls on whole rounds.
+    What else the machine does then falls on all cases alike, and what it does for long falls on whole rounds. The order
+    goes on from call to call, so that no case comes after the same other one every time.
     """
-    order, generator = list(cases), random.Random(0)
+    order = list(cases)
     times: Times = {name: [] for name in cases}
     for _ in range(rounds):
-        generator.shuffle(order)
+        _ORDER.shuffle(order)
         for name in order:
             for _ in range(untimed):
                 cases[name]()
