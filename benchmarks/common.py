@@ -149,7 +149,7 @@ def report(
     where = environment(options.device)
     console.print(f"{where['cpu'] if not where['gpu'] else where['gpu']}, torch {where['torch']}, {where['commit']}")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    stem = f"{today}-{name}-{options.device.partition(':')[0]}"
+    stem = unused(options.out, f"{today}-{name}-{options.device.partition(':')[0]}")
     settings = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
     text = json.dumps(
         {"benchmark": name, "settings": settings, "environment": where, "notes": notes, **record}, indent=1
@@ -158,3 +158,9 @@ def report(
     write_whole(options.out / f"{stem}.json", (compact_rows(text) + "\n").encode())
     write_whole(options.out / f"{stem}.log", console.export_text().encode())
     print(f"written to {options.out / stem}.json and .log")
+
+
+def unused(folder: Path, stem: str) -> str:
+    """A later record of a day stands beside the earlier ones."""
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not (folder / f"{name}.json").exists())

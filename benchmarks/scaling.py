@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("--largest", type=float, default=1e8, help="weights of the largest network")
     options = parsed(parser)
     torch.manual_seed(0)
+    random.seed(0)
     record = {"tasks": against_tasks(options), "weights": against_weights(options)}
     rows = [cells(name, values) for part in record.values() for name, values in part.items()]
     columns = ["", "step, ns/weight", "÷ (quartiles)", "end of task, ns/weight", "÷ (quartiles)", "extra bytes/weight"]

@@ -325,6 +325,15 @@ def pair(input_shape, classes): return Pair(64, classes)
 """
 
 
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    """A module of that name, beside which the command is run."""
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
+
+
 @pytest.mark.parametrize(
     "factory, said",
     [
@@ -336,21 +345,13 @@ def pair(input_shape, classes): return Pair(64, classes)
         ("pair", r"must answer two inputs with a tensor of shape \(2, 10\), not tuple"),
     ],
 )
-def test_a_network_of_ones_own_that_cannot_answer_is_refused_before_training(factory, said, tmp_path, monkeypatch):
-    (tmp_path / "factories.py").write_text(FACTORIES)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "factories", raising=False)
+def test_a_network_of_ones_own_that_cannot_answer_is_refused_before_training(factory, said, factories):
     with pytest.raises(AlassoError, match=said) as refusal:
         models.build(f"factories:{factory}", (64,), 10)
     assert "\n" not in str(refusal.value)
 
 
-def test_asking_a_network_of_ones_own_leaves_no_trace(tmp_path, monkeypatch):
-    (tmp_path / "factories.py").write_text(FACTORIES)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "factories", raising=False)
+def test_asking_a_network_of_ones_own_leaves_no_trace(factories):
     torch.manual_seed(0)
     model, after = models.build("factories:good", (64,), 10), torch.rand(1)
     torch.manual_seed(0)
@@ -558,16 +559,14 @@ def trainings(monkeypatch):
 
 def diverging(monkeypatch, when):
     """``when``: of seeds, the task in which they diverge."""
-    check = learners.check_weights
+    ended = learners.Learner.end_task
 
     def end_task(learner, t):
         if when.get(learner.config.seed) == t:
             next(learner.model.parameters()).data.fill_(torch.nan)
-        check(learner.model)
+        ended(learner, t)
 
-    monkeypatch.setattr(learners, "check_weights", lambda model: None)
-    before = learners.Learner.end_task
-    monkeypatch.setattr(learners.Learner, "end_task", lambda self, t: end_task(self, t) or before(self, t))
+    monkeypatch.setattr(learners.Learner, "end_task", end_task)
 
 
 @pytest.mark.parametrize(
