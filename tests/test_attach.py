@@ -502,3 +502,11 @@ def test_si_alone_in_a_loop_protects_the_first_task():
                 reg.consolidate()
         losses[name] = sum(float(nn.functional.cross_entropy(model(x), y)) for x, y in TASKS[0])
     assert losses["protected"] < 0.8 * losses["plain"]
+
+
+def test_a_model_without_weights_to_protect_is_named():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(False)
+    with pytest.raises(AlassoError, match="no weights to protect: all are frozen or excluded"):
+        ALASSO(model).attach(optimizer)

@@ -585,6 +585,10 @@ def test_mistakes_are_named() -> None:
         fisher(model, [(x, y[:, None])])
     with pytest.raises(AlassoError, match="logits"):
         fisher(model, [(x, y)], head=lambda output: output[:, :, None])
+    with pytest.raises(AlassoError, match="a DataLoader or a list of batches, not Tensor"):
+        fisher(model, x)
+    with pytest.raises(AlassoError, match="a DataLoader or a list of batches, not TensorDataset"):
+        fisher(model, torch.utils.data.TensorDataset(x, y))
     with pytest.raises(AlassoError, match="row for each"):
         squared_output_norm(model, [x], head=torch.sum)
     with pytest.raises(AlassoError, match="tensors as x, not list"):

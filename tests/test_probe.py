@@ -79,7 +79,7 @@ def test_lines_are_turned_steep_side_right_and_flat_ones_left_out():
     assert np.allclose(found.steep_right(), [[0.1, 0, 0.3], [-0.1, 0, 0.2]])
     assert found.shallow_over_steep() == pytest.approx([1 / 3, -0.5])
     said = "\n".join(found.statement())
-    assert "1 have no effect" in said and "3.00 times as much" in said
+    assert "without any effect on the loss: 1," in said and "3.00 times as much" in said
 
 
 def test_a_sample_without_any_effect_has_no_figure(tmp_path):

@@ -651,6 +651,8 @@ def test_a_folder_without_results_is_one_clear_sentence(tmp_path):
         commands.report([tmp_path], output=tmp_path / "page.html")
     with pytest.raises(AlassoError, match="--watch follows a folder"):
         commands.report([tmp_path / "nowhere"], output=tmp_path / "page.html", watch=True)
+    with pytest.raises(AlassoError, match="--port is for --watch"):
+        commands.report([tmp_path], output=tmp_path / "page.html", port=8000)
     with pytest.raises(AlassoError, match="follows one folder"):
         commands.report([tmp_path, tmp_path], output=tmp_path / "page.html", watch=True)
 

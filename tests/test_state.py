@@ -214,3 +214,22 @@ def test_a_layer_that_was_taken_out_of_the_model_stays_in_the_memory():
     del model["old_head"]
     reg.refresh()
     assert set(reg.importance()) == set(reg.anchor()) == set(reg.state_dict()["parameters"]) == before
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_state_that_is_not_finite_is_refused(broken):
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    reg = ALASSO(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    run(model, optimizer, TASKS[1])
+    saved = copy.deepcopy(reg.state_dict())
+    before = reg.penalty().item()
+    name = next(iter(saved["parameters"]))
+    saved["parameters"][name]["omega"] = torch.full_like(saved["parameters"][name]["omega"], broken)
+    with pytest.raises(AlassoError, match=f"omega of {name} is not finite"):
+        reg.load_state_dict(saved)
+    assert reg.penalty().item() == before
+    with pytest.raises(AlassoError, match="this is no saved regularizer but NoneType"):
+        reg.load_state_dict(None)

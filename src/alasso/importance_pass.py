@@ -76,6 +76,8 @@ class ImportancePass:
 
     def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
         device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), None)
+        if isinstance(loader, Tensor) or not isinstance(loader, Iterable):
+            raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
         count = 0
         with _differentiable_eval_mode(self.model, self.sums):
             for batch in loader:

@@ -34,6 +34,8 @@ def check_saved(
     saved: Mapping[str, Any], method: str, surrogate: Surrogate[Any], protected: Mapping[str, nn.Parameter]
 ) -> None:
     """Refuse a state of another method, version, model or shape, saying which."""
+    if not isinstance(saved, Mapping):
+        raise AlassoError(f"this is no saved regularizer but {type(saved).__name__}: pass what state_dict() gave")
     missing = {"version", "method", "settings", "tasks", "steps", "parameters"} - set(saved)
     if missing:
         raise AlassoError(f"this is no saved regularizer: it lacks {', '.join(sorted(missing))}")
@@ -56,3 +58,6 @@ def check_saved(
         shape = tuple(tensors["anchor"].shape)
         if shape != tuple(parameter.shape):
             raise AlassoError(f"{name} has shape {tuple(parameter.shape)}, but the saved state is for {shape}")
+        for field, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise AlassoError(f"{field} of {name} is not finite in the saved state, which protects nothing")

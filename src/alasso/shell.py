@@ -75,6 +75,8 @@ class Regularizer:
         """
         optimizer = base_optimizer(optimizer)
         self.refresh()
+        if not any(True for _ in self.protected()):
+            raise AlassoError("the model has no weights to protect: all are frozen or excluded")
         if not any(id(p) in self._names for group in optimizer.param_groups for p in group["params"]):
             raise AlassoError(
                 "the optimizer holds none of the model's protected parameters; "

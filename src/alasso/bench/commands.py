@@ -16,6 +16,17 @@ from alasso.options import DataDir, Device, Epochs, OutFolder, Quiet, Resume, Se
 from alasso.saying import end_stopped, say
 from alasso.wording import count_of
 
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
+]
+Lanes = Annotated[
+    str, typer.Option(help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU).")
+]
+
 
 def run(
     benchmark: Annotated[str, typer.Argument(help="See: alasso list")],
@@ -24,14 +35,9 @@ def run(
     tasks: Tasks = None,
     epochs: Epochs = None,
     seed: Seeds = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
-    ] = None,
+    set_: Settings = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with fields of the run.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
-    ] = None,
+    model: Model = None,
     classes_per_task: Annotated[int | None, typer.Option(help="Split benchmarks: classes in a task.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")] = None,
     permute_first: Annotated[bool, typer.Option("--permute-first", help="Permute the first task too.")] = False,
@@ -42,10 +48,7 @@ def run(
     resume: Resume = False,
     restart: Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-    lanes: Annotated[
-        str,
-        typer.Option(help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU)."),
-    ] = "auto",
+    lanes: Lanes = "auto",
     log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -46,7 +46,7 @@ def written_in_passing(count: int) -> str:
 def varying_settings(configs: Sequence[RunConfig]) -> list[str]:
     """Settings and fields in which rows of one method differ."""
     varying: list[str] = []
-    for method in {config.method for config in configs}:
+    for method in dict.fromkeys(config.method for config in configs):  # columns in the same order every time
         of_method = [c for c in configs if c.method == method]
         names = [*of_method[0].settings, *(n for n in RunConfig.field_names() if n not in ("settings", "seed"))]
         varying += [n for n in names if n not in varying and len({repr(value_of(c, n)) for c in of_method}) > 1]

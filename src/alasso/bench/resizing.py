@@ -10,6 +10,7 @@ from torch import Tensor
 from alasso.bench.streams import Examples, same_place
 
 AT_ONCE = 1024  # images
+ROOM_FOR_IMAGES = 1 / 4  # of what a GPU has left
 
 
 def brought_to_size(of_lanes: Sequence[Examples]) -> list[Examples]:
@@ -18,7 +19,7 @@ def brought_to_size(of_lanes: Sequence[Examples]) -> list[Examples]:
         return list(of_lanes)
     first_like = [next(i for i, other in enumerate(of_lanes) if same_examples(own, other)) for own in of_lanes]
     apart = {i: of_lanes[i] for i in first_like}
-    if sum(map(bytes_at_size, apart.values())) > room_on(of_lanes[0].images.device) / 4:
+    if sum(map(bytes_at_size, apart.values())) > ROOM_FOR_IMAGES * room_on(of_lanes[0].images.device):
         return list(of_lanes)
     resized = {i: at_size(examples) for i, examples in apart.items()}
     return [resized[i] for i in first_like]
@@ -42,7 +43,7 @@ def lanes_in(room: int, needed: int, images: int) -> int:
     (8, 5, 8)
     """
     with_images = int(0.8 * room / (needed + images))
-    return max(1, with_images if with_images * images <= room / 4 else int(0.8 * room / needed))
+    return max(1, with_images if with_images * images <= ROOM_FOR_IMAGES * room else int(0.8 * room / needed))
 
 
 def bytes_at_size(examples: Examples) -> int:

@@ -14,6 +14,8 @@ from alasso.options import DataDir, Device
 from alasso.saying import say
 from alasso.wording import count_of
 
+PORT = 8321
+
 
 def report(
     results: Annotated[list[Path], typer.Argument(help="Result files or folders; a run reached twice counts once.")],
@@ -24,7 +26,9 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve the page on this machine and follow runs that go on.")
     ] = False,
-    port: Annotated[int, typer.Option(help="With --watch: 0 for any that is free.", min=0, max=65535)] = 8321,
+    port: Annotated[
+        int | None, typer.Option(help="With --watch: 0 for any that is free. Default: 8321.", min=0, max=65535)
+    ] = None,
 ) -> None:
     """Make one self-contained page, and the paper's figures, from results."""
     from alasso.bench.atomic import check_file, check_writable, write_whole
@@ -34,7 +38,9 @@ def report(
 
     bokeh()  # said at once if it is missing
     if watch:
-        return follow(results, port)
+        return follow(results, PORT if port is None else port)
+    if port is not None:
+        raise AlassoError("--port is for --watch: give both, or leave it out")
     found = collect(results)
     for line in found.left_out:
         say(f"left out: {line}")

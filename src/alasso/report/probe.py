@@ -61,6 +61,8 @@ def probe_first_task(
     learner = train.make_learner(config, stream, None, place)
     say(f"learning the first task: {config.method}, {count_of(config.epochs, 'epoch')}, seed {config.seed}")
     learned = learn_first_task(learner)
+    weights = min(plan.weights, sum(p.numel() for p in learner.model.parameters() if p.requires_grad))
+    say(f"moving {count_of(weights, 'weight')} to {plan.offsets} places each, on {count_of(plan.examples, 'example')}")
     return measure(plan, learned, stream)
 
 

@@ -76,7 +76,7 @@ class Measured:
             f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
             f"(test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
             f"on {plan.examples} training examples; measured in {self.seconds:.1f} s",
-            f"{total - len(lines)} have no effect on the loss at all: their input is always zero, or their unit is",
+            f"without any effect on the loss: {total - len(lines)}, whose input is always zero, or whose unit is",
             f"for {len(lines) - len(rises)} the loss rises on neither side: training ended short of their optimum",
         ]
         if len(evenness):
