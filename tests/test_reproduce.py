@@ -493,9 +493,9 @@ def test_runs_on_the_way_of_longer_ones_go_with_them_and_take_no_steps(two_lengt
     assert (len(long.trained), len(long.on_the_way)) == (4, 3)
     assert {config.tasks for config in long.trained} == {5} and {config.tasks for config in long.on_the_way} == {3}
     assert (planned.runs, planned.on_the_way) == (8, 3)
-    assert timing.steps_in(long) == 4 * timing.steps_of(long.trained[0])
+    assert timing.steps_in(long.trained) == 4 * timing.steps_of(long.trained[0])
     estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: 0.5)
-    assert estimate.seconds == pytest.approx(0.5 * (timing.steps_in(short) + timing.steps_in(long)))
+    assert estimate.seconds == pytest.approx(0.5 * (timing.steps_in(short.trained) + timing.steps_in(long.trained)))
     assert estimate.sources[timing.MEASURED] == 8
 
     for config in long.trained:

@@ -32,6 +32,7 @@ class Position:
     ahead: list[float] = field(default_factory=list)
     untrained: list[float] = field(default_factory=list)
     seconds_at: dict[int, float] = field(default_factory=dict)  # by tasks learned; older checkpoints have none
+    stack: list[dict[str, Any]] = field(default_factory=list)  # configs of the runs it was begun with, in their places
 
     def after(self, tasks: int) -> Position:
         """Where a run of so many tasks ended, if this one came past."""
@@ -41,6 +42,7 @@ class Position:
             accuracy=self.accuracy[:tasks],
             ahead=self.ahead[: tasks - 1],
             untrained=self.untrained[:tasks],
+            stack=self.stack,
         )
 
 

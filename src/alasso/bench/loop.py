@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Lane:
     ) -> Result:
         return Result(
             config=config,
-            environment={**environment, "lanes": self.beside},
+            environment={**environment, "lanes": self.beside, "stack": names_of_stack(position.stack, config.tasks)},
             data=self.stream.editions,
             accuracy=position.accuracy,
             ahead=position.ahead,
@@ -69,6 +69,11 @@ class Lane:
             seconds=round(position.seconds, 3),
             peak_memory=peak_memory(self.learner.device),
         )
+
+
+def names_of_stack(configs: Sequence[dict[str, Any]], tasks: int | None) -> list[str]:
+    """The runs of a stack, in their places, as they are called where they have so many tasks."""
+    return [replace(RunConfig.from_json(config), tasks=tasks).name for config in configs]
 
 
 class Planned(NamedTuple):
@@ -127,6 +132,8 @@ class Trainer:
     def _train(self) -> None:
         for lane in self.lanes:
             lane.beside = len(self.lanes)
+            if self.steps_done() == 0:
+                lane.position.stack = [one.config.to_json() for one in self.lanes]
             lane.observer.begin(lane.config, lane.stream, self.steps_done(), self.steps_in_all())
             if not lane.position.untrained:
                 lane.position.untrained = lane.learner.accuracies_on(lane.stream.tasks)

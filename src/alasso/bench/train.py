@@ -113,6 +113,8 @@ def run_together(
         groups = in_step(lanes)
         while groups:
             group = groups.pop(0)
+            if place.type == "cuda" and group[0].position == Position():
+                torch.cuda.manual_seed_all(group[-1].config.seed)  # whatever other groups may have drawn before
             Trainer(group, checkpoint_every, stop_requested, write_waypoints).train()
             environment = results.environment(str(place))
             for lane in group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,8 @@ from alasso.bench.catalog import BENCHMARKS
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.experiments import Experiment
-from alasso.reproduce.plan import Part, Plan, Probe, result_path
+from alasso.reproduce.lost import LostStack
+from alasso.reproduce.plan import Part, Plan, Probe, part_title, result_path
 from alasso.wording import count_of
 
 
@@ -46,8 +48,29 @@ def _carry_out(
                 runs.carry_out(part.configs, options, console)
             except runs.SomeDiverged as error:  # no reason to leave out the other parts
                 console.print(error.which, highlight=False, soft_wrap=True, markup=False)
+    for stack in plan.again:
+        train_again(stack, options, console, say)
     for probe in plan.probes:
         measure(probe, options, say)
+
+
+def train_again(stack: LostStack, options: runs.Options, console: Console, say: Callable[[str], None]) -> None:
+    """Train a stack once more in a folder of its own; of what it finds, only what was lost goes among the results."""
+    aside = options.out / "again"
+    say(f"{part_title(stack.runs[0])}: {as_before(stack)}")
+    try:
+        runs.carry_out(stack.runs, dataclasses.replace(options, out=aside, lanes=len(stack.runs)), console)
+    except runs.SomeDiverged as error:  # as the first time, and no reason to leave out the others
+        console.print(error.which, highlight=False, soft_wrap=True, markup=False)
+    for config in stack.lost:
+        if result_path(config, aside).exists():
+            result_path(config, aside).replace(result_path(config, options.out))
+    shutil.rmtree(aside)
+
+
+def as_before(stack: LostStack) -> str:
+    lost, others = len(stack.lost), len(stack.runs) - len(stack.lost)
+    return f"{count_of(lost, 'lost result')}, trained again with the {count_of(others, 'run')} of the same stack"
 
 
 def counted(trained: int, on_the_way: int = 0) -> str:
@@ -62,8 +85,9 @@ def counted(trained: int, on_the_way: int = 0) -> str:
 def to_do(plan: Plan) -> str:
     """All that the plan's table counts: runs, and single weights measured."""
     runs_ = [counted(plan.runs, plan.on_the_way)] if plan.runs else []
+    again = [as_before(stack) for stack in plan.again]
     probes = [count_of(len(plan.probes), "probe")] if plan.probes else []
-    return " and ".join(runs_ + probes)
+    return " and ".join(runs_ + again + probes)
 
 
 @contextmanager
@@ -112,9 +136,8 @@ def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> 
 
 def absent_data(plan: Plan, data_dir: Path | None) -> list[str]:
     """Names of the data sets that the plan needs and that are not whole on this machine."""
-    benchmarks = dict.fromkeys(
-        [*(part.benchmark for part in plan.parts), *(probe.config.benchmark for probe in plan.probes)]
-    )
+    planned = [part.trained[0] for part in plan.parts] + [stack.runs[0] for stack in plan.again]
+    benchmarks = dict.fromkeys(config.benchmark for config in [*planned, *(probe.config for probe in plan.probes)])
     names = dict.fromkeys(name for benchmark in benchmarks for name in BENCHMARKS[benchmark].data)
     return [name for name in names if not _is_there(name, data_dir)]
 

@@ -84,7 +84,7 @@ def reproduce(
 def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     from alasso.reproduce import carrying, show
 
-    planned = work.plan()
+    planned = work.plan(device)
     if planned.empty:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
     estimate = work.estimate(planned, device, say)
@@ -107,7 +107,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     from alasso.bench.runs import Stopped
     from alasso.reproduce import carrying
 
-    planned = work.plan()
+    planned = work.plan(device)
     if planned.empty:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
     if absent := carrying.absent_data(planned, data_dir):

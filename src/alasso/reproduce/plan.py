@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from alasso.bench.config import RunConfig
 from alasso.bench.waypoints import carriers
 from alasso.reproduce.experiments import Experiment
+from alasso.reproduce.lost import LostStack
 from alasso.wording import count_of
 
 RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
@@ -50,14 +51,16 @@ class Probe:
 class Plan:
     """``parts`` and ``probes``: what is missing; ``present``: how many runs are there already.
 
-    ``runs``: how many are trained; ``on_the_way``: how many more are passed through by these; ``nothing_to_train``: by
-    title, runs that are there already and belong to no part.
+    ``runs``: how many are trained in parts; ``on_the_way``: how many more are passed through by these;
+    ``nothing_to_train``: by title, runs that are there already and belong to no part; ``again``: stacks that missing
+    runs were in before, and come back from as they were.
     """
 
     parts: tuple[Part, ...]
     probes: tuple[Probe, ...]
     present: int
     nothing_to_train: Mapping[str, int] = field(default_factory=dict)
+    again: tuple[LostStack, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -69,7 +72,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        return not self.runs and not self.probes
+        return not (self.runs or self.probes or self.again)
 
 
 def part_title(config: RunConfig) -> str:
@@ -91,18 +94,29 @@ def results_in(out: Path) -> dict[Path, str]:
     return {path: found[1] for path, found in named.items() if found}
 
 
-def make_plan(experiments: Sequence[Experiment], seeds: int | None, out: Path) -> Plan:
-    """A run that several experiments share is planned once: it is known by its config, not by its name."""
+def make_plan(
+    experiments: Sequence[Experiment],
+    seeds: int | None,
+    out: Path,
+    lost: Callable[[Sequence[RunConfig]], Sequence[LostStack]] = lambda missing: (),
+) -> Plan:
+    """A run that several experiments share is planned once: it is known by its config, not by its name.
+
+    ``lost``: the stacks that some of the missing runs were in before.
+    """
     wanted = {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
     missing = [config for config in wanted.values() if not result_path(config, out).exists()]
     present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
-    parts = _parts(missing, present)
+    again = tuple(lost(missing))
+    back = {config.name for stack in again for config in stack.lost}
+    parts = _parts([config for config in missing if config.name not in back], present)
     with_part = {part.title for part in parts}
     return Plan(
         parts=tuple(parts),
         probes=tuple(probe for probe in _probes(experiments) if not probe.path(out).exists()),
         present=present.total(),
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
+        again=again,
     )
 
 

@@ -54,6 +54,11 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
     for title, present in plan.nothing_to_train.items():
         of = [one.id for one in experiments if one.probe is None and title in {part_title(c) for c in one.configs(1)}]
         table.add_row(title, ", ".join(of), "0", "0", str(present), "–")
+    if plan.again:
+        lost = {config.hash for stack in plan.again for config in stack.lost}
+        of = [one.id for one in experiments if lost & {config.hash for config in one.configs(1)}]
+        in_stacks = str(sum(len(stack.runs) for stack in plan.again))
+        table.add_row("lost results, in their stacks", ", ".join(of), in_stacks, "0", "0", human(estimate.again))
     if plan.probes:
         waiting = [one.id for one in experiments if one.probe is not None]
         table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", "0", human(estimate.probes))

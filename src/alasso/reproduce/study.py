@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+from alasso.bench.config import RunConfig
+from alasso.bench.results import environment
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
+from alasso.reproduce.lost import LostStack, lost_stacks
 from alasso.reproduce.plan import Plan, make_plan, results_in
 
 
@@ -77,8 +82,19 @@ class Study:
             raise AlassoError("no experiment is left to run; name fewer with --skip")
         return Study(folder, experiments, some, claims, seeds, quick, places)
 
-    def plan(self) -> Plan:
-        return make_plan(self.chosen, self.seeds, self.places.out)
+    def plan(self, device: str) -> Plan:
+        return make_plan(self.chosen, self.seeds, self.places.out, partial(self.lost_stacks, device))
+
+    def lost_stacks(self, device: str, missing: Sequence[RunConfig]) -> list[LostStack]:
+        """Of runs that are missing, the stacks that results of this device say they were in."""
+
+        def here() -> dict[str, Any]:
+            from alasso.bench.train import torch_device
+
+            return environment(str(torch_device(device)))
+
+        present = self.evidence().results_of(self.experiments) if missing else []
+        return lost_stacks(missing, present, self.experiments.values(), cache(here))
 
     def evidence(self) -> Evidence:
         return Evidence.of_folder(self.experiments, self.places.out)

@@ -23,7 +23,7 @@ from alasso.bench.atomic import disk_errors_as_advice
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Quiet
 from alasso.bench.results import Result
-from alasso.reproduce.plan import Part, Plan
+from alasso.reproduce.plan import Plan, part_title
 from alasso.wording import count_of
 
 PARTS_FILE = "parts.csv"
@@ -80,12 +80,13 @@ class Estimate:
     device: str
     parts: dict[str, float] = field(default_factory=dict)
     probes: float = 0.0
+    again: float = 0.0  # stacks of lost results
     sources: dict[str, int] = field(default_factory=dict)
     uncounted: tuple[str, ...] = ()  # parts of which it is not known how many steps they take
 
     @property
     def seconds(self) -> float:
-        return sum(self.parts.values()) + self.probes
+        return sum(self.parts.values()) + self.probes + self.again
 
     def sentence(self) -> str:
         names = {
@@ -130,31 +131,33 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
     """``measure(config)``: seconds of a step, found out when nothing better is known."""
     rows = [row for row in read_parts(out) if row.device == device]
     mine = [result for result in known if device_of(result) == device and result.config.benchmark in EXAMPLES]
-    parts: dict[str, float] = {}
     sources = {EARLIER: 0, RESULTS: 0, MEASURED: 0}
-    for part in (part for part in plan.parts if part.benchmark in EXAMPLES):
-        before = [row for row in rows if row.part == part.title]
+
+    def of_runs(configs: Sequence[RunConfig]) -> float:
+        before = [row for row in rows if row.part == part_title(configs[0])]
         if steps := sum(row.steps for row in before):
-            parts[part.title] = sum(row.seconds for row in before) / steps * steps_in(part)
-            sources[EARLIER] += len(part.trained)
-            continue
-        parts[part.title] = 0.0
-        for config in part.trained:
-            seconds = from_results(config, mine)
-            sources[RESULTS if seconds is not None else MEASURED] += 1
-            parts[part.title] += steps_of(config) * measure(config) if seconds is None else seconds
+            sources[EARLIER] += len(configs)
+            return sum(row.seconds for row in before) / steps * steps_in(configs)
+        return sum(of_run(config) for config in configs)
+
+    def of_run(config: RunConfig) -> float:
+        seconds = from_results(config, mine)
+        sources[MEASURED if seconds is None else RESULTS] += 1
+        return steps_of(config) * measure(config) if seconds is None else seconds
+
+    parts = {part.title: of_runs(part.trained) for part in plan.parts if part.benchmark in EXAMPLES}
+    again = sum(of_runs(stack.runs) for stack in plan.again if stack.runs[0].benchmark in EXAMPLES)
     probes = 0.0
     for probe in (probe for probe in plan.probes if probe.config.benchmark in EXAMPLES):
         whole = from_results(probe.config, mine)
         one_task = steps_of(probe.config) / (probe.config.tasks or 1)
         probes += one_task * measure(probe.config) if whole is None else whole / (probe.config.tasks or 1)
     uncounted = tuple(part.title for part in plan.parts if part.benchmark not in EXAMPLES)
-    return Estimate(device, parts, probes, sources, uncounted)
+    return Estimate(device, parts, probes, again, sources, uncounted)
 
 
-def steps_in(part: Part) -> int:
-    """Runs on the way of others take none of their own."""
-    return sum(steps_of(config) for config in part.trained)
+def steps_in(trained: Iterable[RunConfig]) -> int:
+    return sum(steps_of(config) for config in trained)
 
 
 def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
