@@ -453,6 +453,46 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monk
     assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch) < 0.02
 
 
+def gradients_of_large_images(device):
+    """Of a network on images that are large enough to be laid out anew: by a lane alone, and by autograd in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU())
+    net = nn.Sequential(net, nn.Flatten(), nn.LazyLinear(2)).double()
+    images, labels = torch.randn(6, 3, 20, 24, dtype=torch.float64), torch.arange(6) % 2
+    nn.functional.cross_entropy(net(images), labels).backward()
+    want = {name: p.grad for name, p in net.named_parameters()}
+
+    dtype = torch.float64 if device.type == "cpu" else torch.float32
+    weights = {name: p.detach().to(device, dtype) for name, p in net.named_parameters()}
+    x, y = images.to(device, dtype)[None], labels.to(device)[None]
+    batch = lane_gradients.LaneBatch(
+        x, y, torch.full_like(x[:, :, 0, 0, 0], 1 / 6), torch.arange(2, device=device)[None]
+    )
+    return lane_gradients.LaneGradients(net, None, 1, False, 0.0, device)(weights, batch)[0], want
+
+
+def test_large_images_are_laid_out_for_convolutions_and_gradients_stay_the_same(monkeypatch):
+    weights, small_images = {"w": torch.zeros(4, 3, 3, 3), "b": torch.zeros(4)}, torch.zeros(2, 3, 16, 16)
+    assert lane_gradients.laid_out_for_convolutions(weights, small_images) == (weights, small_images)
+    monkeypatch.setattr(lane_gradients, "LARGE_IMAGE", 16 * 16)
+    laid_out, images = lane_gradients.laid_out_for_convolutions(weights, small_images)
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (laid_out["w"], images))
+    assert laid_out["b"] is weights["b"]
+
+    got, want = gradients_of_large_images(CPU)
+    for name, gradient in want.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-12, atol=1e-14)
+
+
+@on_gpu
+def test_on_a_gpu_gradients_of_large_images_are_those_of_autograd(monkeypatch):
+    monkeypatch.setattr(lane_gradients, "LARGE_IMAGE", 16 * 16)
+    train.set_precision("float32")
+    got, want = gradients_of_large_images(torch.device("cuda", 0))
+    for name, gradient in want.items():
+        torch.testing.assert_close(got[name].cpu().double(), gradient, rtol=1e-4, atol=1e-5)
+
+
 @on_gpu
 @pytest.mark.parametrize("count", [1, 3])
 def test_on_a_gpu_a_run_on_images_equals_itself_to_the_last_bit(count):

@@ -14,6 +14,7 @@ from alasso.bench.compiling import compiled_once, compiles_on
 from alasso.bench.losses import cross_entropies
 from alasso.methods.gaussian_layers import BayesLinear
 
+LARGE_IMAGE = 128 * 128  # pixels
 NARROW = 16  # outputs up to which a dense layer is made a sum
 #: Sums over so few terms are written out term by term; the compiler's own limit is half of that.
 WRITTEN_OUT = {"unroll_reductions_threshold": NARROW + 1}
@@ -89,7 +90,7 @@ def gradient_function(
     def outputs(weights: Weights, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             if lanes == 1:
-                found: Tensor = functional_call(network, weights, x[0])[None]
+                found: Tensor = functional_call(network, *laid_out_for_convolutions(weights, x[0]))[None]
             else:
                 found = vmap(lambda w, inputs: functional_call(network, w, inputs), randomness="different")(weights, x)
         return found if found.dtype == torch.float64 else found.float()
@@ -113,6 +114,19 @@ def gradient_function(
         return found
 
     return gradients
+
+
+def laid_out_for_convolutions(weights: Weights, x: Tensor) -> tuple[Weights, Tensor]:
+    """Large images, and filters for them, with the channels last in memory: a GPU convolves them in this order, and
+    would have to bring them into it, and its answers out of it, at every layer.
+    """
+    if x.dim() != 4 or x[0, 0].numel() < LARGE_IMAGE:
+        return weights, x
+
+    def channels_last(tensor: Tensor) -> Tensor:
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+    return {name: channels_last(weight) for name, weight in weights.items()}, channels_last(x)
 
 
 def repeated_in_lanes(batch: Tensor, count: int) -> Tensor:
