@@ -228,8 +228,6 @@ def files_beside_a_checkpoint(rank, folder):
 
 
 def details_of_shards(rank):
-    from alasso import AlassoError
-
     # A regularizer from before the model was sharded, as trainers that shard late leave it.
     torch.manual_seed(5)
     model = mlp(6, 12, 7, 4)
@@ -241,17 +239,28 @@ def details_of_shards(rank):
     after = whole_tensors(reg.importance())
     assert all(torch.equal(after[name], before[name]) for name in before)
 
-    # All ranks refuse together, though only one of them holds the weight that is to blame.
+    # All ranks refuse together, though only one of them holds what is to blame: of a state, and of a weight.
+    saved = reg.state_dict()
+    if rank == 1:
+        saved["parameters"]["0.weight"]["omega"].to_local().fill_(float("nan"))
+    assert "omega of 0.weight is not finite" in refusal(lambda: reg.load_state_dict(saved))
+
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reg.attach(optimizer)
     train(model, optimizer, toy_tasks(2)[1], rank, 2)
     if rank == 1:
         with torch.no_grad():
             model[0].weight.to_local()[0, 0] = float("nan")
-    try:
-        reg.consolidate()
-    except AlassoError as error:
-        assert "importance of 0.weight is NaN" in str(error)
-    else:
-        raise AssertionError("not refused")
+    assert "importance of 0.weight is NaN" in refusal(reg.consolidate)
     assert reg.tasks == 1
+
+
+def refusal(act):
+    """What it says when it is refused."""
+    from alasso import AlassoError
+
+    try:
+        act()
+    except AlassoError as error:
+        return str(error)
+    raise AssertionError("not refused")

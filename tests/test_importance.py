@@ -575,6 +575,16 @@ def test_empty_loader_is_an_error(loader: list[tuple[Tensor, Tensor]]) -> None:
             measure(model, loader)
 
 
+def test_a_loader_may_have_no_more_than_items() -> None:
+    model, x, y = setting("mlp")
+
+    class OfOldStyle:
+        def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+            return [(x, y)][number]
+
+    assert_same(fisher(model, OfOldStyle()), fisher(model, [(x, y)]))  # type: ignore[arg-type]
+
+
 def test_mistakes_are_named() -> None:
     model, x, y = setting("mlp")
     with pytest.raises(AlassoError, match="'true', 'sampled', 'expected'"):
@@ -589,6 +599,8 @@ def test_mistakes_are_named() -> None:
         fisher(model, x)
     with pytest.raises(AlassoError, match="a DataLoader or a list of batches, not TensorDataset"):
         fisher(model, torch.utils.data.TensorDataset(x, y))
+    with pytest.raises(AlassoError, match="a DataLoader or a list of batches, not int"):
+        fisher(model, 3)  # type: ignore[arg-type]
     with pytest.raises(AlassoError, match="row for each"):
         squared_output_norm(model, [x], head=torch.sum)
     with pytest.raises(AlassoError, match="tensors as x, not list"):

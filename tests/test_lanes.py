@@ -453,13 +453,15 @@ def test_recorded_and_compiled_steps_equal_plain_ones(count, small_tensors, monk
     assert difference_of_recorded_and_compiled_from_plain(configs, monkeypatch) < 0.02
 
 
-def gradients_of_large_images(device):
+def gradients_of_large_images(device, seen=None):
     """Of a network on images that are large enough to be laid out anew: by a lane alone, and by autograd in float64."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU())
     net = nn.Sequential(net, nn.Flatten(), nn.LazyLinear(2)).double()
     images, labels = torch.randn(6, 3, 20, 24, dtype=torch.float64), torch.arange(6) % 2
     nn.functional.cross_entropy(net(images), labels).backward()
+    if seen is not None:
+        net[0][0].register_forward_pre_hook(lambda layer, args: seen.extend([args[0], layer.weight]))
     want = {name: p.grad for name, p in net.named_parameters()}
 
     dtype = torch.float64 if device.type == "cpu" else torch.float32
@@ -479,7 +481,9 @@ def test_large_images_are_laid_out_for_convolutions_and_gradients_stay_the_same(
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (laid_out["w"], images))
     assert laid_out["b"] is weights["b"]
 
-    got, want = gradients_of_large_images(CPU)
+    seen = []
+    got, want = gradients_of_large_images(CPU, seen)
+    assert len(seen) == 2 and all(one.is_contiguous(memory_format=torch.channels_last) for one in seen)
     for name, gradient in want.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-12, atol=1e-14)
 

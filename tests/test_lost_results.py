@@ -1,16 +1,21 @@
 """Results that were deleted come back as they were, from the stack that they were trained in."""
 
 import dataclasses
+import json
 
 import pytest
+from rich.console import Console
 
-from alasso.bench import lanes, results, runs, train
+from alasso.bench import lanes, learners, loop, results, runs, train
 from alasso.bench.config import RunConfig
+from alasso.bench.progress import Stopped
 from alasso.bench.results import Result
-from alasso.reproduce import timing
+from alasso.errors import DivergedError
+from alasso.report.load import collect
+from alasso.reproduce import carrying, show, timing
 from alasso.reproduce.experiments import read_experiments
 from alasso.reproduce.lost import LostStack, lost_stacks
-from alasso.reproduce.plan import result_path
+from alasso.reproduce.plan import make_plan, result_path
 
 from run_helpers import in_process
 
@@ -31,9 +36,9 @@ sgd-dropout = {{}}
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Runs of two and of three tasks, of which a CPU takes three at once, as a GPU would."""
+    """Runs of two and of three tasks, of which a CPU takes four at once, as a GPU would."""
     monkeypatch.setattr(timing, "ON_CPU", timing.Watching(1, 1, 0.02))
-    monkeypatch.setattr(lanes, "most_on", lambda device: 3)
+    monkeypatch.setattr(lanes, "most_on", lambda device: 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study" / "experiments").mkdir(parents=True)
     for name, tasks in (("short", 2), ("long", 3)):
@@ -43,36 +48,102 @@ def study(tmp_path, monkeypatch):
     return tmp_path / "study"
 
 
-def reproduced(study, out, monkeypatch, capsys, *words):
-    options = ["--study", study, "--out", out, "--device", "cpu", *words]
-    code, output, errors = in_process(["reproduce", *options], monkeypatch, capsys)
-    assert not code, errors
-    return output
+@pytest.fixture
+def reproduce(study, tmp_path, monkeypatch, capsys):
+    """``alasso reproduce`` of the study: what it says."""
+    pytest.importorskip("bokeh", reason="the report extra is not installed")
+
+    def reproduced(*words, code=0):
+        options = ["--study", study, "--out", tmp_path / "out", "--device", "cpu", *words]
+        ended, output, errors = in_process(["reproduce", *options], monkeypatch, capsys)
+        assert (ended or 0) == code, errors
+        return output + errors
+
+    return reproduced
+
+
+@pytest.fixture
+def result_of(study, tmp_path):
+    """By experiment, run and seed: where its result is."""
+    return lambda experiment, run, seed: result_path(
+        read_experiments(study)[experiment].config(run, seed), tmp_path / "out"
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Every task that a run ends, as it does: name of the run, task."""
+    seen, end_task = [], loop.Trainer.end_task
+
+    def seeing(trainer, lane, t):
+        seen.append((lane.config.name, t))
+        return end_task(trainer, lane, t)
+
+    monkeypatch.setattr(loop.Trainer, "end_task", seeing)
+    return seen
+
+
+def stop_after(tasks, monkeypatch):
+    """Training is stopped, as by Ctrl-C, when so many tasks of stacks have ended."""
+    finish_task, ended = loop.Trainer.finish_task, []
+
+    def finishing(trainer, t):
+        finish_task(trainer, t)
+        ended.append(t)
+        if len(ended) == tasks:
+            trainer.writer.finish()
+            raise Stopped(f"task {t + 1}")
+
+    monkeypatch.setattr(loop.Trainer, "finish_task", finishing)
+
+
+def diverge(method, seed, task, monkeypatch):
+    end_task = learners.Learner.end_task
+
+    def diverges(learner, t):
+        if (learner.config.method, learner.config.seed, t) == (method, seed, task):
+            raise DivergedError("the training diverged")
+        end_task(learner, t)
+
+    monkeypatch.setattr(learners.Regularized, "end_task", diverges)
+
+
+def lose(paths):
+    before = [results.read(path).accuracy for path in paths]
+    for path in paths:
+        path.unlink()
+    return before
+
+
+def contents(out):
+    return {path: path.read_bytes() for path in out.glob("*_s*.json")}
 
 
 @pytest.mark.parametrize(
-    ("experiment", "run", "seed"), [("long", "sgd-dropout", 0), ("short", "sgd-dropout", 1), ("short", "si", 0)]
+    ("experiment", "run", "seed", "others"),
+    [("long", "sgd-dropout", 0, 1), ("short", "sgd-dropout", 1, 1), ("short", "si", 0, 3), ("long", "alasso", 1, 3)],
 )
 def test_a_deleted_result_is_restored_to_the_last_digit_and_nothing_else_is_touched(
-    experiment, run, seed, study, tmp_path, monkeypatch, capsys
+    experiment, run, seed, others, reproduce, result_of, tmp_path, monkeypatch
 ):
-    pytest.importorskip("bokeh", reason="the report extra is not installed")
     out = tmp_path / "out"
-    reproduced(study, out, monkeypatch, capsys)
-    gone = result_path(read_experiments(study)[experiment].config(run, seed), out)
-    before = results.read(gone)
-    stack = before.environment["stack"]
-    assert len(stack) == before.environment["lanes"] == 2 and before.name in stack
-    gone.unlink()
-    left = {path: path.read_bytes() for path in out.glob("*_s*.json")}
+    (out / "again").mkdir(parents=True)
+    (out / "again" / "thesis.txt").write_text("mine")
+    reproduce()
+    gone = result_of(experiment, run, seed)
+    stack = results.read(gone).environment["stack"]
+    assert len(stack) == results.read(gone).environment["lanes"] == others + 1 and gone.stem in stack
+    before, left = lose([gone]), contents(out)
 
-    said = reproduced(study, out, monkeypatch, capsys, "--plan")
-    assert "To do: 1 lost result, trained again with the 1 run of the same stack; 11 already in" in said
-    assert "lost results, in" in said
-    reproduced(study, out, monkeypatch, capsys, "--quiet")
-    assert results.read(gone).accuracy == before.accuracy
-    assert {path: path.read_bytes() for path in left} == left and not (out / "again").exists()
-    assert "Nothing to run: all 12 results" in reproduced(study, out, monkeypatch, capsys, "--plan")
+    said = reproduce("--plan")
+    runs_beside = "1 other run" if others == 1 else f"{others} other runs"
+    assert f"To do: 1 lost result, trained again with {runs_beside} of its stack; 11 already in" in said
+    monkeypatch.setattr(lanes, "most_on", lambda device: 1)  # as large a stack as it was, whatever is usual now
+    said = reproduce()
+    assert [results.read(gone).accuracy] == before and "not as before" not in said
+    assert {path: content for path, content in contents(out).items() if path != gone} == left
+    assert not list(out.glob(".again*")) and (out / "again" / "thesis.txt").read_text() == "mine"
+    assert "Nothing to run: all 12 results" in reproduce("--plan")
 
 
 def test_without_its_stack_a_run_that_draws_at_random_would_be_another(study):
@@ -82,6 +153,138 @@ def test_without_its_stack_a_run_that_draws_at_random_would_be_another(study):
     assert train.run(pair[0], device="cpu").accuracy != first.accuracy
 
 
+def test_several_lost_at_once_and_a_stack_that_lost_both_lengths_is_trained_once(reproduce, result_of, trained):
+    reproduce()
+    gone = [result_of("long", "si", 0), result_of("short", "si", 0), result_of("short", "alasso", 1)]
+    gone.append(result_of("short", "sgd-dropout", 0))
+    before = lose(gone)
+    assert "To do: 4 lost results, trained again with 4 other runs of their stacks; 8 already" in reproduce("--plan")
+    trained.clear()
+    reproduce("--quiet")
+    assert [results.read(path).accuracy for path in gone] == before
+    assert len(trained) == len(set(trained)) == 4 * 3 + 2 * 2  # four runs of three tasks, two of two
+
+
+def test_what_was_lost_and_not_asked_for_comes_back_with_the_others(reproduce, result_of):
+    reproduce()
+    gone = [result_of("long", "si", 0), result_of("long", "alasso", 1)]
+    before = lose(gone)
+    assert "1 lost result, trained again with 3 other runs" in reproduce("--only", "long", "--seeds", 1, "--plan")
+    reproduce("--only", "long", "--seeds", 1, "--quiet")
+    assert [results.read(path).accuracy for path in gone] == before
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+def test_a_stack_trained_again_can_be_stopped_and_gone_on_with(
+    leftover, reproduce, result_of, tmp_path, monkeypatch, trained
+):
+    """As a whole: where it was killed while results were written, it is begun anew."""
+    reproduce()
+    gone = result_of("long", "sgd-dropout", 1)
+    before = lose([gone])
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        assert "Stopped; saved up to task 2. Go on with:" in reproduce("--quiet", code=130)
+    (aside,) = (tmp_path / "out").glob(".again-*")
+    assert len(list(aside.glob("*.checkpoint"))) == 2 and not gone.exists()
+    if leftover:
+        other = result_of("long", "sgd-dropout", 0)
+        (aside / other.name).write_bytes(other.read_bytes())
+        assert len(collect([tmp_path / "out"]).results) == 11, "nothing is shown twice"
+    trained.clear()
+    reproduce("--quiet")
+    assert [results.read(gone).accuracy] == before and not aside.exists()
+    assert [t for _, t in trained] == ([0, 0, 1, 1, 2, 2] if leftover else [2, 2])
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_run_that_diverged_is_not_lost_but_has_its_place_in_the_stack_again(
+    task, reproduce, result_of, monkeypatch, trained
+):
+    """In the task in which the shorter run ends, or before."""
+    diverge("si", 1, task, monkeypatch)
+    assert "seed 1: the training diverged" in reproduce("--only", "long", "short").replace("\n", " ")
+    trained.clear()
+    reproduce("--only", "long", "short", "--quiet")
+    assert {name for name, _ in trained} == {result_of("long", "si", 1).stem}  # it alone is tried once more
+
+    gone = result_of("long", "si", 0)
+    assert len(results.read(gone).environment["stack"]) == 4 and results.read(gone).environment["lanes"] == 3
+    before = lose([gone])
+    assert "lost result" in reproduce("--only", "long", "--quiet", "--plan")
+    trained.clear()
+    reproduce("--only", "long", "--quiet")
+    assert [results.read(gone).accuracy] == before
+    assert trained.count((result_of("long", "si", 1).stem, task)) >= 1
+
+
+def test_runs_that_were_begun_are_gone_on_with_and_not_taken_for_lost(
+    reproduce, result_of, tmp_path, monkeypatch, trained
+):
+    """Killed when two results of a stack of four were written."""
+    out = tmp_path / "out"
+    reproduce("--only", "long", "--quiet")
+    whole = contents(out)
+    before = lose(list(whole))
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        reproduce("--only", "long", "--quiet", code=130)
+    assert len(list(out.glob("*.checkpoint"))) == 4
+    for seed in (0, 1):
+        written = result_of("long", "alasso", seed)
+        written.write_bytes(whole[written])
+        written.with_suffix(".checkpoint").unlink()
+    trained.clear()
+    assert "lost" not in reproduce("--only", "long")
+    assert [results.read(path).accuracy for path in whole] == before
+    assert sorted(t for name, t in trained if "_si_" in name) == [2, 2] and not list(out.glob("*.checkpoint"))
+
+
+def test_a_result_whose_companions_come_out_otherwise_is_said_not_to_be_as_before(reproduce, result_of):
+    reproduce()
+    gone, beside = result_of("long", "sgd-dropout", 0), result_of("long", "sgd-dropout", 1)
+    lose([gone])
+    raw = json.loads(beside.read_text())
+    raw["accuracy"][0][0] += 0.25
+    beside.write_text(json.dumps(raw))
+    said = reproduce().replace("\n", " ")
+    assert (
+        f"not as before: {beside.stem}, which was trained again beside what was lost, differs from its result" in said
+    )
+    assert gone.exists()
+
+
+def test_a_stack_that_the_memory_does_not_hold_any_more_is_said(reproduce, result_of, monkeypatch):
+    reproduce()
+    lose([result_of("long", "sgd-dropout", 0)])
+    monkeypatch.setattr(train, "that_fit", lambda learner: 1)
+    said = reproduce().replace("\n", " ")
+    assert "not as before" in said and "this device's memory does not hold the stack as one" in said
+
+
+def test_time_table_and_data_count_lost_stacks(tmp_path):
+    stack = LostStack(tuple(STACK), tuple(STACK[:1]))
+    plan = make_plan([], None, tmp_path, lambda missing: [stack])
+    assert not plan.empty
+    seconds = timing.estimate(plan, [], tmp_path, "abacus", lambda config: 0.5)
+    assert seconds.again == seconds.seconds == 0.5 * timing.steps_in(STACK)
+    cells = {column.header: list(column.cells) for column in show.plan_table(plan, seconds, []).columns}
+    assert cells["runs"] == ["4"] and cells["about"] == [timing.human(seconds.again)]
+
+    cifar = RunConfig.for_benchmark("split-cifar", "si")
+    assert carrying.absent_data(
+        make_plan([], None, tmp_path, lambda missing: [LostStack((cifar,), (cifar,))]), tmp_path
+    )
+    own = RunConfig.own("si")
+    uncounted = make_plan([], None, tmp_path, lambda missing: [LostStack((own,), (own,))])
+    unknown = timing.estimate(uncounted, [], tmp_path, "abacus", lambda config: 0.5)
+    assert unknown.sentence().startswith("not counting own")
+    assert list(show.plan_table(uncounted, unknown, []).columns[-1].cells) == ["?"]
+
+
+# -- what results say of stacks ---------------------------------------------------------------------------------
+
+
 def config(method="si", seed=0, tasks=2):
     return RunConfig.for_benchmark("permuted-digits", method, seed=seed, tasks=tasks, epochs=1, hidden=8)
 
@@ -89,9 +292,9 @@ def config(method="si", seed=0, tasks=2):
 HERE = {"alasso": "1", "torch": "2", "cuda": "12", "gpu": "one", "cpu": "any"}
 
 
-def result_in_stack(own, stack, lanes=None, **environment):
-    names = [one.name for one in stack]
-    where = {**HERE, "finished": "2025", "stack": names, "lanes": len(names) if lanes is None else lanes}
+def result_in_stack(own, runs_of_stack, **environment):
+    names = [one.name for one in runs_of_stack]
+    where = {**HERE, "finished": "2025", "lanes": len(names), "stack": names}
     return Result(own, {**where, **environment}, {}, [[1.0], [1.0, 1.0]], [0.1], [0.1, 0.1], {}, 1.0, 1)
 
 
@@ -110,8 +313,9 @@ def test_results_that_are_left_tell_of_those_that_are_not():
 
 def test_what_the_stack_was_is_said_by_the_newest_result():
     other = [config("si", 0), config("ewc", 0)]
-    known = [result_in_stack(STACK[0], STACK, finished="2024"), result_in_stack(other[0], other, finished="2025")]
-    assert found([other[1]], known) == [LostStack(tuple(other), (other[1],))]
+    newest, older = result_in_stack(other[0], other), result_in_stack(STACK[0], STACK, finished="2024")
+    undated = result_in_stack(STACK[2], STACK, finished=None)
+    assert found([other[1]], [older, undated, newest]) == [LostStack(tuple(other), (other[1],))]
 
 
 @pytest.mark.parametrize("change", [{"gpu": "another"}, {"torch": "3"}, {"alasso": "2"}, {"cuda": None}])
@@ -121,32 +325,76 @@ def test_on_another_machine_or_with_other_versions_nothing_would_come_back_equal
     assert len(found(STACK[3:], left, {**HERE, "cpu": "another"})) == 1  # the GPU is what computes
 
 
-def test_a_run_that_left_its_stack_because_it_diverged_is_not_lost():
-    """It has no result, and never had; but if others of the stack are lost, it has its place there again."""
-    left = [result_in_stack(one, STACK, lanes=3) for one in STACK[:3]]
-    assert found(STACK[3:], left) == []
-    assert found(STACK[2:], left[:2]) == [LostStack(tuple(STACK), tuple(STACK[2:]))]
-
-
 def test_runs_of_a_stack_are_known_by_any_seed_and_length():
     """Of a longer run in the stack, the study may hold neither this seed nor a shorter one by itself."""
     stack = [config("si", 7), config("ewc", 0)]
     known = [result_in_stack(stack[1], stack), result_in_stack(config("si", 1, tasks=3), [])]
     again = found([config("mas"), stack[0]], known)
     assert [one.runs for one in again] == [tuple(stack)]
-    nobody = [dataclasses.replace(config("si", 7), hidden=9), stack[1]]
-    assert found([stack[0]], [result_in_stack(stack[1], [*nobody, stack[0]])]) == []
+    nobody = dataclasses.replace(config("si", 7), hidden=9)
+    assert found([stack[0]], [result_in_stack(stack[1], [nobody, *stack])]) == []
 
 
-def test_a_run_that_goes_on_remembers_the_stack_it_was_begun_with(tmp_path):
-    def stops(task, epoch, loss, penalty, accuracy, left):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"stack": None}, "its stack is no list of names"),
+        ({"stack": 3}, "its stack is no list of names"),
+        ({"stack": [["si"]]}, "its stack is no list of names"),
+        ({"stack": [STACK[0].name, 3]}, "its stack is no list of names"),
+        ({"stack": [STACK[0].name] * 2}, "its stack names a run twice, or not the run itself"),
+        ({"stack": [STACK[1].name]}, "its stack names a run twice, or not the run itself"),
+        ({"diverged": "si"}, "its diverged is no list of names"),
+    ],
+)
+def test_a_result_with_a_damaged_stack_is_named_in_one_line(change, why, tmp_path):
+    path = results.write(result_in_stack(STACK[0], STACK, **change), tmp_path)
+    assert collect([tmp_path]).left_out == [f"{path} is not a result of alasso: {why}"]
 
+
+@pytest.mark.parametrize("odd", ["permuted-digits_si_0123456789_s-4", "permuted-digits_si_0123456789_sx", "", "x"])
+def test_a_stack_with_a_name_that_is_none_is_not_known(odd):
+    left = result_in_stack(STACK[0], STACK)
+    left.environment["stack"].append(odd)
+    assert found(STACK[1:], [left]) == []
+
+
+# -- runs that are stopped and gone on with ---------------------------------------------------------------------
+
+
+def carried_out(configs, out, **options):
+    how = runs.Options(out=out, device="cpu", quiet=True, **{"lanes": 2, **options})
+    return [result.accuracy for result in runs.carry_out(configs, how, Console())]
+
+
+def test_a_sweep_that_was_stopped_goes_on_in_the_same_stacks(tmp_path, monkeypatch):
+    """In other stacks, runs that draw at random would be others."""
+    five = [config("sgd-dropout", seed) for seed in range(5)]
+    whole = carried_out(five, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        stop_after(3, patched)  # in the second stack
+        with pytest.raises(Stopped):
+            carried_out(five, tmp_path / "stopped")
+    assert carried_out([five[4], *five[:4]], tmp_path / "stopped", resume=True) == [whole[4], *whole[:4]]
+
+
+def test_a_run_that_goes_on_alone_remembers_the_stack_it_was_begun_with(tmp_path, monkeypatch):
     pair = [config("si", seed) for seed in (0, 1)]
-    names = [one.name for one in pair]
-    breaking = type("Breaking", (train.Quiet,), {"epoch_done": staticmethod(stops), "wants_epochs": True})()
-    with pytest.raises(KeyboardInterrupt):
-        train.run_together(pair, device="cpu", out=tmp_path, observers=[breaking] * 2, checkpoint_every=0.0)
-    alone = train.run(pair[0], device="cpu", out=tmp_path, resume=True)
-    assert alone.environment["stack"] == names and alone.environment["lanes"] == 1
-    assert runs.is_done(pair[0], runs.Options(out=tmp_path))
+    with monkeypatch.context() as patched:
+        stop_after(1, patched)
+        with pytest.raises(Stopped):
+            carried_out(pair, tmp_path)
+    (alone,) = runs.carry_out(pair[:1], runs.Options(tmp_path, device="cpu", resume=True, lanes=1), Console(quiet=True))
+    assert alone.environment["stack"] == [one.name for one in pair] and alone.environment["lanes"] == 1
+
+
+def test_what_a_run_draws_does_not_depend_on_what_is_trained_before_it(tmp_path, monkeypatch):
+    """One goes on from a checkpoint, the other is new, so they are trained one after the other."""
+    pair = [config("sgd-dropout", seed) for seed in (0, 1)]
+    alone = [train.run(one, device="cpu").accuracy for one in pair]
+    with monkeypatch.context() as patched:
+        stop_after(1, patched)
+        with pytest.raises(Stopped):
+            train.run(pair[0], device="cpu", out=tmp_path)
+    together = train.run_together(pair, device="cpu", out=tmp_path, resume=True)
+    assert [result.accuracy for result in together] == alone

@@ -233,3 +233,9 @@ def test_a_state_that_is_not_finite_is_refused(broken):
     assert reg.penalty().item() == before
     with pytest.raises(AlassoError, match="this is no saved regularizer but NoneType"):
         reg.load_state_dict(None)
+    with pytest.raises(AlassoError, match="its parameters are no mapping"):
+        reg.load_state_dict({**saved, "parameters": None})
+    saved["parameters"][name]["omega"] = 3
+    with pytest.raises(AlassoError, match=f"omega of {name} is no tensor in the saved state but int"):
+        reg.load_state_dict(saved)
+    assert reg.penalty().item() == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
+from torch.utils.data import Dataset, IterableDataset
 
 from alasso.errors import AlassoError
 from alasso.layer_rules import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
@@ -76,11 +77,9 @@ class ImportancePass:
 
     def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
         device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), None)
-        if isinstance(loader, Tensor) or not isinstance(loader, Iterable):
-            raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
-        count = 0
+        batches, count = _batches_of(loader), 0
         with _differentiable_eval_mode(self.model, self.sums):
-            for batch in loader:
+            for batch in batches:
                 x, y = _inputs_and_labels(batch, device)
                 if _rows(x) > 0:
                     self._add_batch(x, y)
@@ -265,6 +264,15 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
             module.training = training
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+
+def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
+    """Refuse what has none, or has samples that are not in batches."""
+    of_samples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    if not isinstance(loader, Tensor) and not of_samples:
+        with suppress(TypeError):
+            return iter(loader)
+    raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
 
 
 def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:

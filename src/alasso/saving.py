@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
 from alasso.ranks import as_sharded, is_first_shard, sharded_like, sum_over_shards
+from alasso.sharding import local
 
 STATE_VERSION = 1
 
@@ -45,6 +46,8 @@ def check_saved(
         raise AlassoError(f"the state was saved by {saved['method']}, it cannot be loaded into {method}")
     if set(saved["settings"]) != set(asdict(surrogate)):  # type: ignore[call-overload]
         raise AlassoError(f"the state's settings are {sorted(saved['settings'])}, which are not those of {method}")
+    if not isinstance(saved["parameters"], Mapping):
+        raise AlassoError("this is no saved regularizer: its parameters are no mapping of names to tensors")
     unknown = sorted(set(saved["parameters"]) - set(protected))
     lacking = sorted(set(protected) - set(saved["parameters"]))
     if unknown or lacking:
@@ -55,9 +58,18 @@ def check_saved(
         tensors = saved["parameters"][name]
         if set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
             raise AlassoError(f"the state of {name} holds {sorted(tensors)}, which is not what {method} keeps")
+        for field, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise AlassoError(f"{field} of {name} is no tensor in the saved state but {type(tensor).__name__}")
         shape = tuple(tensors["anchor"].shape)
         if shape != tuple(parameter.shape):
             raise AlassoError(f"{name} has shape {tuple(parameter.shape)}, but the saved state is for {shape}")
         for field, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if not is_finite(tensor):
                 raise AlassoError(f"{field} of {name} is not finite in the saved state, which protects nothing")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Of a tensor whose shards lie on several ranks, the same answer on each: they refuse it together, or none does."""
+    odd = (~torch.isfinite(local(tensor))).sum()
+    return not sum_over_shards(odd, tensor)

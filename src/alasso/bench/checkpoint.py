@@ -33,6 +33,7 @@ class Position:
     untrained: list[float] = field(default_factory=list)
     seconds_at: dict[int, float] = field(default_factory=dict)  # by tasks learned; older checkpoints have none
     stack: list[dict[str, Any]] = field(default_factory=list)  # configs of the runs it was begun with, in their places
+    diverged: list[dict[str, Any]] = field(default_factory=list)  # those of them that left it
 
     def after(self, tasks: int) -> Position:
         """Where a run of so many tasks ended, if this one came past."""
@@ -43,6 +44,7 @@ class Position:
             ahead=self.ahead[: tasks - 1],
             untrained=self.untrained[:tasks],
             stack=self.stack,
+            diverged=self.diverged,
         )
 
 
@@ -162,6 +164,18 @@ def load(
         raise AlassoError(f"{path} was begun on other data ({content['data']}, now {dict(data or {})}); use --restart")
     restore_random_state(content["random"], device)
     return Position(**content["position"]), content["learner"]
+
+
+def stack_in(path: Path) -> tuple[str, ...]:
+    """Names of the runs that a checkpoint's run was begun with and that did not leave, in their places; none where the
+    file is none of this version, or says nothing about it.
+    """
+    try:
+        position = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["position"]
+        there = [config for config in position["stack"] if config not in position["diverged"]]
+        return tuple(RunConfig.from_json(config).name for config in there)
+    except Exception:  # as in :func:`load`
+        return ()
 
 
 def config_in(path: Path) -> RunConfig | None:

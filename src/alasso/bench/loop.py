@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ class Lane:
     observer: Observer
     beside: int = 1  # runs trained together with this one, itself included
     waypoints: Sequence[Waypoint] = ()
+    random: dict[str, Tensor] = field(default_factory=dict)  # torch's random state when it was begun, or left off
 
     def result(self, environment: dict[str, Any], reference: Result | None) -> Result:
         return self._result(self.config, self.position, environment, reference)
@@ -55,7 +56,12 @@ class Lane:
     ) -> Result:
         return Result(
             config=config,
-            environment={**environment, "lanes": self.beside, "stack": names_of_stack(position.stack, config.tasks)},
+            environment={
+                **environment,
+                "lanes": self.beside,
+                "stack": names_at_length(position.stack, config.tasks),
+                "diverged": names_at_length(position.diverged, config.tasks),
+            },
             data=self.stream.editions,
             accuracy=position.accuracy,
             ahead=position.ahead,
@@ -71,8 +77,8 @@ class Lane:
         )
 
 
-def names_of_stack(configs: Sequence[dict[str, Any]], tasks: int | None) -> list[str]:
-    """The runs of a stack, in their places, as they are called where they have so many tasks."""
+def names_at_length(configs: Sequence[dict[str, Any]], tasks: int | None) -> list[str]:
+    """What runs are called that have so many tasks."""
     return [replace(RunConfig.from_json(config), tasks=tasks).name for config in configs]
 
 
@@ -212,6 +218,8 @@ class Trainer:
         sound = [lane for i, lane in enumerate(self.lanes) if i not in diverged]
         for lane, seconds in zip(self.lanes, self.seconds_of_lanes(), strict=True):
             lane.position.seconds_at[t + 1] = seconds
+        for lane in sound:
+            lane.position.diverged += [self.lanes[i].config.to_json() for i in diverged]
         if t + 1 < len(self.lanes[0].stream) or diverged:
             self.save(sound)
         self.write_waypoints(sound)  # last: what cannot be written must not cost the task

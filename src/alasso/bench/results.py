@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ def read(path: Path) -> Result:
         result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
         metrics.lower_triangle(result.accuracy)
         check_length(result)
-    except (TypeError, KeyError, AlassoError) as error:
+        check_stack(result)
+    except (TypeError, KeyError, AttributeError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error
     return result
 
@@ -87,6 +88,22 @@ def check_length(result: Result) -> None:
         raise AlassoError(
             f"it has {count_of(len(result.accuracy), 'row')} of accuracy for {count_of(result.config.tasks, 'task')}"
         )
+
+
+def check_stack(result: Result) -> None:
+    """Where a result names the runs it was trained with, it is one of them, and none is there twice."""
+    for part in ("stack", "diverged"):
+        names = result.environment.get(part, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise AlassoError(f"its {part} is no list of names")
+    stack = result.environment.get("stack", [])
+    if len(set(stack)) < len(stack) or (stack and result.name not in stack):
+        raise AlassoError("its stack names a run twice, or not the run itself")
+
+
+def device_of(environment: Mapping[str, Any]) -> str:
+    """What did the computing."""
+    return str(environment.get("gpu") or environment.get("cpu"))
 
 
 def read_all(folder: Path) -> Iterator[Result | AlassoError]:

@@ -212,11 +212,24 @@ def read_back(path: Path) -> Result:
 
 
 def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfig]]:
-    """Which runs are trained together."""
+    """Which runs are trained together: those that were begun together, as far as they fit, and others as they come."""
     from alasso.bench import lanes, train  # torch: only once there is something to run
 
     most = options.lanes or lanes.most_on(train.torch_device(options.device))
-    return lanes.grouped(configs, most)
+    begun = begun_together(configs, options, most) if options.resume else []
+    gone_on_with = {config.name for group in begun for config in group}
+    return begun + lanes.grouped([config for config in configs if config.name not in gone_on_with], most)
+
+
+def begun_together(configs: Sequence[RunConfig], options: Options, most: int) -> list[list[RunConfig]]:
+    """Stacks of which all runs that did not leave it are still to be finished, by what their checkpoints say."""
+    from alasso.bench.checkpoint import stack_in
+
+    by_name = {config.name: config for config in configs}
+    said = {stack_in(results.checkpoint_path(config, options.out)): None for config in configs}  # in their order
+    return [
+        [by_name[name] for name in names] for names in said if 1 < len(names) <= most and set(names) <= set(by_name)
+    ]
 
 
 def _carry_out_together(

@@ -97,6 +97,7 @@ def run_together(
         observer = observers[i] if observers else Quiet()
         lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
         lanes[-1].waypoints = waypoints[i] if waypoints else ()
+        lanes[-1].random = checkpoint.random_state(place)
 
     def write_waypoints(of: Sequence[Lane]) -> None:
         reached = [(lane, waypoint) for lane in of for waypoint in lane.reached()]
@@ -113,8 +114,7 @@ def run_together(
         groups = in_step(lanes)
         while groups:
             group = groups.pop(0)
-            if place.type == "cuda" and group[0].position == Position():
-                torch.cuda.manual_seed_all(group[-1].config.seed)  # whatever other groups may have drawn before
+            checkpoint.restore_random_state(group[-1].random, place)  # whatever was made or trained since then
             Trainer(group, checkpoint_every, stop_requested, write_waypoints).train()
             environment = results.environment(str(place))
             for lane in group:

@@ -27,7 +27,7 @@ def report(
         bool, typer.Option("--watch", help="Serve the page on this machine and follow runs that go on.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(help="With --watch: 0 for any that is free. Default: 8321.", min=0, max=65535)
+        int | None, typer.Option(help=f"With --watch: 0 for any that is free. Default: {PORT}.", min=0, max=65535)
     ] = None,
 ) -> None:
     """Make one self-contained page, and the paper's figures, from results."""

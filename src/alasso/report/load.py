@@ -61,7 +61,8 @@ def json_files(paths: Iterable[Path]) -> list[Path]:
             raise AlassoError(f"there is no file or folder {path}")
         below = sorted(path.rglob("*.json")) if path.is_dir() else [path]
         for file in below:
-            if file.is_file() and not file.name.endswith(BESIDE_RESULTS):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts[:-1])  # as runs made again are
+            if file.is_file() and not hidden and not file.name.endswith(BESIDE_RESULTS):
                 files.setdefault(file.resolve(), file)
     return list(files.values())
 

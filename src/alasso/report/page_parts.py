@@ -149,7 +149,7 @@ def machine(group: Group) -> dict[str, str]:
     """Environment of the runs; where seeds ran in different ones, all values."""
     seen: dict[str, list[str]] = {}
     for result in group.results:
-        for key, value in {**result.environment, "data": result.data}.items():
+        for key, value in {**without_companions(result.environment), "data": result.data}.items():
             shown = plain(_spoken(value), LONGEST)
             if value is not None and shown not in seen.setdefault(plain(key), []):
                 seen[plain(key)].append(shown)
@@ -157,6 +157,11 @@ def machine(group: Group) -> dict[str, str]:
     if len(finished) > 1:
         seen["finished"] = [min(finished), max(finished)]
     return {key: (" to " if key == "finished" else ", ").join(values) for key, values in seen.items() if values}
+
+
+def without_companions(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of other runs say nothing about the machine."""
+    return {key: value for key, value in environment.items() if key not in ("stack", "diverged")}
 
 
 def _spoken(value: object) -> object:

@@ -62,7 +62,8 @@ def probe_first_task(
     say(f"learning the first task: {config.method}, {count_of(config.epochs, 'epoch')}, seed {config.seed}")
     learned = learn_first_task(learner)
     weights = min(plan.weights, sum(p.numel() for p in learner.model.parameters() if p.requires_grad))
-    say(f"moving {count_of(weights, 'weight')} to {plan.offsets} places each, on {count_of(plan.examples, 'example')}")
+    examples = min(plan.examples, len(stream.tasks[0].train))
+    say(f"moving {count_of(weights, 'weight')} to {plan.offsets} places each, on {count_of(examples, 'example')}")
     return measure(plan, learned, stream)
 
 

@@ -14,9 +14,10 @@ from types import FrameType
 
 from rich.console import Console
 
-from alasso.bench import data, naming, runs
+from alasso.bench import data, naming, results, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import BENCHMARKS
+from alasso.bench.results import checkpoint_path
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.experiments import Experiment
@@ -55,22 +56,40 @@ def _carry_out(
 
 
 def train_again(stack: LostStack, options: runs.Options, console: Console, say: Callable[[str], None]) -> None:
-    """Train a stack once more in a folder of its own; of what it finds, only what was lost goes among the results."""
-    aside = options.out / "again"
-    say(f"{part_title(stack.runs[0])}: {as_before(stack)}")
+    """Train a stack once more in a folder of its own; of what it finds, only what is missing goes among the results."""
+    aside = options.out / stack.folder
+    say(f"{part_title(stack.runs[0])}: {as_before([stack])}")
+    # Gone on with as a whole, or not at all: from some of its runs alone, others would come out.
+    whole = all(checkpoint_path(config, aside).exists() for config in stack.runs) and not any(aside.glob("*.json"))
+    how = dataclasses.replace(options, out=aside, lanes=len(stack.runs), resume=whole, restart=not whole)
     try:
-        runs.carry_out(stack.runs, dataclasses.replace(options, out=aside, lanes=len(stack.runs)), console)
+        runs.carry_out(stack.configs, how, console)
     except runs.SomeDiverged as error:  # as the first time, and no reason to leave out the others
         console.print(error.which, highlight=False, soft_wrap=True, markup=False)
-    for config in stack.lost:
-        if result_path(config, aside).exists():
-            result_path(config, aside).replace(result_path(config, options.out))
+    if changed := not_as_before(stack, aside, options.out):
+        console.print(f"not as before: {'; '.join(changed)}", highlight=False, soft_wrap=True, markup=False)
+    for config in stack.configs:
+        made, place = (result_path(config, folder) for folder in (aside, options.out))
+        if made.exists() and not place.exists():
+            made.replace(place)
     shutil.rmtree(aside)
 
 
-def as_before(stack: LostStack) -> str:
-    lost, others = len(stack.lost), len(stack.runs) - len(stack.lost)
-    return f"{count_of(lost, 'lost result')}, trained again with the {count_of(others, 'run')} of the same stack"
+def not_as_before(stack: LostStack, aside: Path, out: Path) -> list[str]:
+    """What speaks against lost results having come back as they were: runs beside them that did not."""
+    found = [results.read(result_path(config, aside)) for config in stack.runs if result_path(config, aside).exists()]
+    there = [(result, result_path(result.config, out)) for result in found]
+    others = [result.name for result, path in there if path.exists() and results.read(path).accuracy != result.accuracy]
+    apart = any(result.environment["stack"] != [config.name for config in stack.runs] for result in found)
+    said = [f"{others[0]}, which was trained again beside what was lost, differs from its result"] if others else []
+    return said + (["this device's memory does not hold the stack as one"] if apart else [])
+
+
+def as_before(stacks: Sequence[LostStack]) -> str:
+    lost = sum(len(stack.lost) for stack in stacks)
+    others = sum(len(stack.configs) for stack in stacks) - lost
+    whose = "its stack" if lost == 1 else "their stacks"
+    return f"{count_of(lost, 'lost result')}, trained again with {count_of(others, 'other run')} of {whose}"
 
 
 def counted(trained: int, on_the_way: int = 0) -> str:
@@ -85,7 +104,7 @@ def counted(trained: int, on_the_way: int = 0) -> str:
 def to_do(plan: Plan) -> str:
     """All that the plan's table counts: runs, and single weights measured."""
     runs_ = [counted(plan.runs, plan.on_the_way)] if plan.runs else []
-    again = [as_before(stack) for stack in plan.again]
+    again = [as_before(plan.again)] if plan.again else []
     probes = [count_of(len(plan.probes), "probe")] if plan.probes else []
     return " and ".join(runs_ + again + probes)
 

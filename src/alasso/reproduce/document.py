@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alasso.bench.config import nearest
-from alasso.bench.results import Result
+from alasso.bench.results import Result, device_of
 from alasso.bench.tables import spread
 from alasso.errors import AlassoError
 from alasso.report.groups import Group
@@ -259,7 +259,7 @@ class Document:
         for result in self._all_results():
             env = result.environment
             commit = str(env.get("commit") or "unknown")[:8]
-            name = f"{timing.device_of(result)}, torch {env.get('torch')}, commit {commit}"
+            name = f"{device_of(env)}, torch {env.get('torch')}, commit {commit}"
             counts[name] = counts.get(name, 0) + 1
         return "; ".join(f"{name}: {count_of(count, 'result')}" for name, count in counts.items()) or MISSING
 

@@ -6,21 +6,38 @@ them. A result names the runs of its stack; so those that are left tell of those
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from alasso.bench.config import RunConfig
-from alasso.bench.results import Result
+from alasso.bench.results import Result, device_of
+from alasso.bench.waypoints import but_for_tasks
 from alasso.reproduce.experiments import Experiment
+
+NAME = re.compile(r"(?P<stem>.+)_s(?P<seed>\d+)")
 
 
 @dataclass(frozen=True)
 class LostStack:
-    """``runs``: all of a stack, in their places; ``lost``: those of them whose results are missing."""
+    """``runs``: all of a stack, in their places; ``lost``: those whose results are missing, and shorter ones that
+    these come past.
+    """
 
     runs: tuple[RunConfig, ...]
     lost: tuple[RunConfig, ...]
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that it is trained in: its own, so that it is gone on with where it was stopped."""
+        names = " ".join(config.name for config in self.runs)
+        return f".again-{hashlib.sha256(names.encode()).hexdigest()[:10]}"
+
+    @property
+    def configs(self) -> list[RunConfig]:
+        return [*self.runs, *(config for config in self.lost if config not in self.runs)]
 
 
 def lost_stacks(
@@ -34,54 +51,46 @@ def lost_stacks(
     ``here``: the environment that runs would have now; asked for only if it matters.
     """
     wanted = {config.name: config for config in missing}
-    present = sorted(present, key=lambda result: str(result.environment.get("finished")), reverse=True)
-    there = {result.name for result in present}
-    known = configs_by_stem([*missing, *(one.config(run) for one in experiments for run in one.runs)], present)
+    newest_first = sorted(present, key=lambda result: str(result.environment.get("finished") or ""), reverse=True)
+    known = configs_by_stem([*missing, *(one.config(run) for one in experiments for run in one.runs)], newest_first)
     found: list[LostStack] = []
-    for result in present:
-        names = result.environment.get("stack", ())
-        lost = [name for name in names if name in wanted]
-        if not lost or not are_lost(result, there) or not is_of(result, here()):
+    for result in newest_first:
+        names, diverged = (result.environment.get(part, []) for part in ("stack", "diverged"))
+        lost = [name for name in names if name in wanted and name not in diverged]
+        if not lost or not found_with(result, here()):
             continue
-        runs = [named(name, known) for name in names]
-        if all(runs):
-            found.append(LostStack(tuple(run for run in runs if run), tuple(wanted.pop(name) for name in lost)))
-    return found
+        runs = [config for name in names if (config := config_named(name, known))]
+        if len(runs) == len(names):
+            found.append(LostStack(tuple(runs), tuple(wanted.pop(name) for name in lost)))
+    return once_each(found)
 
 
-def are_lost(result: Result, there: set[str]) -> bool:
-    """Whether more of its stack's results are missing than runs had left the stack at its end, having diverged."""
-    names = result.environment["stack"]
-    missing = sum(name not in there for name in names)
-    return missing > len(names) - int(result.environment["lanes"])
-
-
-def is_of(result: Result, environment: Mapping[str, Any]) -> bool:
+def found_with(result: Result, environment: Mapping[str, Any]) -> bool:
     """Whether it was found on this machine, with these versions."""
-    return all(result.environment.get(key) == environment.get(key) for key in ("alasso", "torch", "cuda")) and (
-        device_of(result.environment) == device_of(environment)
-    )
+    of_result = result.environment
+    same_versions = all(of_result.get(key) == environment.get(key) for key in ("alasso", "torch", "cuda"))
+    return same_versions and device_of(of_result) == device_of(environment)
 
 
-def device_of(environment: Mapping[str, Any]) -> str:
-    return str(environment.get("gpu") or environment.get("cpu"))
+def once_each(stacks: Iterable[LostStack]) -> list[LostStack]:
+    """A stack whose results at 30 and at 100 tasks are lost is trained once: the longer runs come past the shorter."""
+    by_runs: dict[tuple[str, ...], LostStack] = {}
+    for stack in sorted(stacks, key=lambda stack: stack.runs[0].tasks or 0, reverse=True):
+        key = tuple(but_for_tasks(config) for config in stack.runs)
+        longer = by_runs.get(key)
+        by_runs[key] = replace(longer, lost=longer.lost + stack.lost) if longer else stack
+    return list(by_runs.values())
 
 
 def configs_by_stem(planned: Iterable[RunConfig], present: Iterable[Result]) -> dict[str, RunConfig]:
     """Every config that is known, at every length: a stack of runs of 100 tasks also wrote results of 30."""
     known = [*planned, *(result.config for result in present)]
     lengths = {config.tasks for config in known}
-    return {stem(config.name): config for one in known for config in (replace(one, tasks=n) for n in lengths)}
+    at_lengths = [replace(config, tasks=tasks) for config in known for tasks in lengths]
+    return {NAME.fullmatch(config.name)["stem"]: config for config in at_lengths}  # type: ignore[index]
 
 
-def stem(name: str) -> str:
-    """
-    >>> stem("permuted-digits_si_0123456789_s12")
-    'permuted-digits_si_0123456789'
-    """
-    return name.rpartition("_s")[0]
-
-
-def named(name: str, known: Mapping[str, RunConfig]) -> RunConfig | None:
-    config = known.get(stem(name))
-    return config and replace(config, seed=int(name.rpartition("_s")[2]))
+def config_named(name: str, known: Mapping[str, RunConfig]) -> RunConfig | None:
+    parts = NAME.fullmatch(name)
+    config = known.get(parts["stem"]) if parts else None
+    return replace(config, seed=int(parts["seed"])) if parts and config else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alasso.bench.config import RunConfig
-from alasso.bench.results import environment
+from alasso.bench.results import checkpoint_path, environment
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
@@ -93,8 +93,9 @@ class Study:
 
             return environment(str(torch_device(device)))
 
-        present = self.evidence().results_of(self.experiments) if missing else []
-        return lost_stacks(missing, present, self.experiments.values(), cache(here))
+        never_begun = [config for config in missing if not checkpoint_path(config, self.places.out).exists()]
+        present = self.evidence().results_of(self.experiments) if never_begun else []
+        return lost_stacks(never_begun, present, self.experiments.values(), cache(here))
 
     def evidence(self) -> Evidence:
         return Evidence.of_folder(self.experiments, self.places.out)

@@ -22,7 +22,7 @@ from typing import Any
 from alasso.bench.atomic import disk_errors_as_advice
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Quiet
-from alasso.bench.results import Result
+from alasso.bench.results import Result, device_of
 from alasso.reproduce.plan import Plan, part_title
 from alasso.wording import count_of
 
@@ -130,7 +130,9 @@ def steps_of(config: RunConfig) -> int:
 def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Callable[..., float]) -> Estimate:
     """``measure(config)``: seconds of a step, found out when nothing better is known."""
     rows = [row for row in read_parts(out) if row.device == device]
-    mine = [result for result in known if device_of(result) == device and result.config.benchmark in EXAMPLES]
+    mine = [
+        result for result in known if device_of(result.environment) == device and result.config.benchmark in EXAMPLES
+    ]
     sources = {EARLIER: 0, RESULTS: 0, MEASURED: 0}
 
     def of_runs(configs: Sequence[RunConfig]) -> float:
@@ -152,7 +154,8 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
         whole = from_results(probe.config, mine)
         one_task = steps_of(probe.config) / (probe.config.tasks or 1)
         probes += one_task * measure(probe.config) if whole is None else whole / (probe.config.tasks or 1)
-    uncounted = tuple(part.title for part in plan.parts if part.benchmark not in EXAMPLES)
+    titles = [part.title for part in plan.parts] + [part_title(stack.runs[0]) for stack in plan.again]
+    uncounted = tuple(dict.fromkeys(title for title in titles if title.partition(",")[0] not in EXAMPLES))
     return Estimate(device, parts, probes, again, sources, uncounted)
 
 
@@ -166,10 +169,6 @@ def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
     of_method = [result for result in of_benchmark if result.config.method == config.method]
     rates = [result.seconds / steps_of(result.config) for result in of_method or of_benchmark]
     return statistics.median(rates) * steps_of(config) if rates else None
-
-
-def device_of(result: Result) -> str:
-    return str(result.environment.get("gpu") or result.environment.get("cpu"))
 
 
 # -- what parts took ----------------------------------------------------------------------------------------------
