@@ -667,7 +667,11 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     assert code == 0, errors
     assert len(list((tmp_path / "out").glob("*_s*.json"))) == 8  # seven runs and a probe
     assert "Of 2 claims: 2 hold." in output
-    assert "| ALASSO is above SI |" in (tmp_path / "out" / "reproduction.md").read_text()
+    document = (tmp_path / "out" / "reproduction.md").read_text()
+    assert "| ALASSO is above SI |" in document
+    (row,) = [line.split("|")[3:-1] for line in document.splitlines() if line.startswith("| permuted-digits, 3 tasks")]
+    count, took, _, whole, at_this_rate = (cell.strip() for cell in row)
+    assert count == whole == "7" and took == at_this_rate
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
     assert sum(row.runs for row in timing.read_parts(tmp_path / "out")) == 7
 

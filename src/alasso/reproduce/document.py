@@ -22,6 +22,7 @@ from alasso.reproduce import show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
 from alasso.reproduce.computations import Finding, difference, mean
 from alasso.reproduce.evidence import Evidence, NotRun
+from alasso.reproduce.plan import whole_parts
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -227,14 +228,18 @@ class Document:
         by_part: dict[tuple[str, str], list[timing.Row]] = {}
         for row in found:
             by_part.setdefault((row.part, row.device), []).append(row)
-        rows = [["part", "device", "runs", "time", "seconds a run"]]
+        whole = {part.title: part.trained for part in whole_parts(self.evidence.experiments.values())}
+        rows = [["part", "device", "runs", "time", "seconds a run", "runs of the whole part", "at this rate"]]
         total = 0.0
         for (part, device), noted in by_part.items():
             seconds, count = sum(row.seconds for row in noted), sum(row.runs for row in noted)
             total += 0.0 if "tiny-imagenet" in part else seconds
-            rows.append([part, device, str(count), timing.human(seconds), f"{seconds / max(count, 1):.1f}"])
-        rows.append(["all but Tiny ImageNet", "", "", timing.human(total), ""])
-        return markdown_table(rows, right=(2, 3, 4))
+            runs, steps = whole.get(part, ()), sum(row.steps for row in noted)
+            rate = timing.human(seconds / steps * timing.steps_in(runs)) if runs and steps else "–"
+            shown = [str(count), timing.human(seconds), f"{seconds / max(count, 1):.1f}", str(len(runs)), rate]
+            rows.append([part, device, *shown])
+        rows.append(["all but Tiny ImageNet", "", "", timing.human(total), "", "", ""])
+        return markdown_table(rows, right=(2, 3, 4, 5, 6))
 
     def edition(self, *names: str) -> str:
         """A remark beside numbers whose data are not the published edition."""

@@ -104,7 +104,7 @@ def make_plan(
 
     ``lost``: the stacks that some of the missing runs were in before.
     """
-    wanted = {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
+    wanted = runs_of(experiments, seeds)
     missing = [config for config in wanted.values() if not result_path(config, out).exists()]
     present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
     again = tuple(lost(missing))
@@ -118,6 +118,16 @@ def make_plan(
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
         again=again,
     )
+
+
+def runs_of(experiments: Iterable[Experiment], seeds: int | None = None) -> dict[str, RunConfig]:
+    """By name, each once."""
+    return {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
+
+
+def whole_parts(experiments: Iterable[Experiment]) -> list[Part]:
+    """What there is to run where nothing is there yet."""
+    return _parts(list(runs_of(experiments).values()), Counter())
 
 
 def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Part]:
