@@ -290,6 +290,19 @@ def test_the_legend_of_bars_is_within_the_figure():
     assert box.x0 <= frame.x0 and frame.x1 <= box.x1 and box.y0 <= frame.y0
 
 
+def test_bars_say_how_many_runs_they_leave_out():
+    from alasso.report import figures
+
+    few = [made_up(method) for method in ("alasso", "si", "ewc")]
+    more = [*few, made_up("mas"), made_up("sgd")]
+    for results, said in ((few, False), (more, True)):
+        (axes,) = figures.task_bars(results).axes
+        html = page.build(Collected(results, []))
+        words = [text.get_text() for text in axes.texts]
+        assert any(word.endswith("; 2 other runs are not drawn") for word in words) == said
+        assert ("accuracy after learning all tasks; 2 other runs are not drawn" in html) == said
+
+
 def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
     (section,) = sections([made_up(a=1.0 + 0.1 * step) for step in range(60)])
     shown = [group.config.settings["a"] for group in section.headline]

@@ -26,6 +26,7 @@ from alasso.report.drawing import (
 from alasso.report.groups import DECOUPLED, Array, Curve, Group, differences, has_memory
 from alasso.report.names import Look
 from alasso.report.sections import Section, one_section
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +137,9 @@ def task_bars(results: Sequence[Result]) -> Figure | None:
             )
         axes.set_xticks(range(len(tasks)), [str(t) for t in tasks])
         axes.set(xlabel="task", ylabel="final accuracy", ylim=(0, 1))
-        titled(axes, f"Every {EVERY}th task after learning all: {section.title}", _bars_note(shown))
+        titled(
+            axes, f"Every {EVERY}th task after learning all: {section.title}", _bars_note(shown) + not_drawn(section)
+        )
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5, columnspacing=1.5)
     return figure
 
@@ -157,6 +160,12 @@ def bar_groups(section: Section) -> list[Group]:
     if section.is_sweep:
         return section.headline
     return [section.standard[method] for method in BAR_METHODS if method in section.standard]
+
+
+def not_drawn(section: Section) -> str:
+    """The end of a sentence that says how many lines of other figures have no bars; nothing where all have."""
+    others = [group for group in section.headline if group not in bar_groups(section)]
+    return f"; {count_of(len(others), 'other run is', 'other runs are')} not drawn" if others else ""
 
 
 def accuracy_matrix(result: Result, label: str | None = None) -> Figure:

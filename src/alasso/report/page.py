@@ -10,6 +10,7 @@ import alasso
 from alasso.bench import metrics
 from alasso.bench.catalog import BENCHMARKS
 from alasso.report import charts, page_parts
+from alasso.report.figures import not_drawn
 from alasso.report.groups import Group
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
@@ -116,6 +117,8 @@ def section_html(number: int, section: Section, chosen: set[str]) -> str:
 def figure_html(number: int, section: Section, name: str, data: dict[str, Any], with_matrix: Sequence[Group]) -> str:
     """A chart with its title, its controls, its sentence for who does not see it, and its numbers."""
     heading, explanation = CAPTIONS[name]
+    if name == "bars":
+        explanation += not_drawn(section)
     identity = f"chart-{number}-{name}"
     curves = {
         "mean-accuracy": metrics.accuracy_curve,
