@@ -140,6 +140,7 @@ def test_a_deleted_result_is_restored_to_the_last_digit_and_nothing_else_is_touc
     assert f"To do: 1 lost result, trained again with {runs_beside} of its stack; 11 already in" in said
     monkeypatch.setattr(lanes, "most_on", lambda device: 1)  # as large a stack as it was, whatever is usual now
     said = reproduce()
+    assert "No claim rests on these experiments." in said and "verdict" not in said
     assert [results.read(gone).accuracy] == before and "not as before" not in said
     assert {path: content for path, content in contents(out).items() if path != gone} == left
     assert not list(out.glob(".again*")) and (out / "again" / "thesis.txt").read_text() == "mine"

@@ -131,8 +131,9 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     judged = work.judged(evidence)
     about = [one for one in judged if one.claim in work.claims_about_chosen()]
     console = Console()
-    console.print(show.verdict_table(about, quick=work.quick, width=console.width))
-    if not work.quick:
+    if about:
+        console.print(show.verdict_table(about, quick=work.quick, width=console.width))
+    if not work.quick or not about:
         say(show.tally_sentence(about))
     if not quiet:
         for line in show.missing_lines(about):
