@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -582,7 +582,18 @@ def test_a_loader_may_have_no_more_than_items() -> None:
         def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
             return [(x, y)][number]
 
-    assert_same(fisher(model, OfOldStyle()), fisher(model, [(x, y)]))  # type: ignore[arg-type]
+    class OfBatches(torch.utils.data.TensorDataset):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter([(x, y)])
+
+    class Broken:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            raise TypeError("cannot pickle '_thread.lock'")
+
+    for loader in (OfOldStyle(), OfBatches(x, y)):
+        assert_same(fisher(model, loader), fisher(model, [(x, y)]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cannot pickle"):
+        fisher(model, Broken())
 
 
 def test_mistakes_are_named() -> None:

@@ -4,18 +4,19 @@ import dataclasses
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from alasso.bench import lanes, learners, loop, results, runs, train
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Stopped
-from alasso.bench.results import Result
-from alasso.errors import DivergedError
+from alasso.bench.results import Result, result_path
+from alasso.errors import AlassoError, DivergedError
 from alasso.report.load import collect
 from alasso.reproduce import carrying, show, timing
 from alasso.reproduce.experiments import read_experiments
 from alasso.reproduce.lost import LostStack, lost_stacks
-from alasso.reproduce.plan import make_plan, result_path
+from alasso.reproduce.plan import make_plan
 
 from run_helpers import in_process
 
@@ -175,7 +176,7 @@ def test_what_was_lost_and_not_asked_for_comes_back_with_the_others(reproduce, r
     assert [results.read(path).accuracy for path in gone] == before
 
 
-@pytest.mark.parametrize("leftover", [False, True])
+@pytest.mark.parametrize("leftover", ["", "a result", "a checkpoint less", "different places"])
 def test_a_stack_trained_again_can_be_stopped_and_gone_on_with(
     leftover, reproduce, result_of, tmp_path, monkeypatch, trained
 ):
@@ -188,14 +189,56 @@ def test_a_stack_trained_again_can_be_stopped_and_gone_on_with(
         assert "Stopped; saved up to task 2. Go on with:" in reproduce("--quiet", code=130)
     (aside,) = (tmp_path / "out").glob(".again-*")
     assert len(list(aside.glob("*.checkpoint"))) == 2 and not gone.exists()
-    if leftover:
+    if leftover == "a result":
         other = result_of("long", "sgd-dropout", 0)
-        (aside / other.name).write_bytes(other.read_bytes())
+        raw = json.loads(other.read_text())
+        raw["environment"]["finished"] = "later"
+        (aside / other.name).write_text(json.dumps(raw))
         assert len(collect([tmp_path / "out"]).results) == 11, "nothing is shown twice"
+    elif leftover == "a checkpoint less":
+        next(aside.glob("*.checkpoint")).unlink()
+    elif leftover == "different places":
+        move_back(next(aside.glob("*.checkpoint")))
     trained.clear()
     reproduce("--quiet")
     assert [results.read(gone).accuracy] == before and not aside.exists()
     assert [t for _, t in trained] == ([0, 0, 1, 1, 2, 2] if leftover else [2, 2])
+
+
+def move_back(checkpoint_file):
+    """As if it had been killed before this one was written."""
+    content = torch.load(checkpoint_file, weights_only=True)
+    content["position"]["task"] -= 1
+    torch.save(content, checkpoint_file)
+
+
+def test_short_results_written_in_passing_do_not_keep_a_stack_from_being_gone_on_with(
+    reproduce, result_of, monkeypatch, trained
+):
+    reproduce()
+    gone = [result_of("long", "si", 0), result_of("short", "si", 0)]
+    before = lose(gone)
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        reproduce("--quiet", code=130)
+    trained.clear()
+    reproduce("--quiet")
+    assert [results.read(path).accuracy for path in gone] == before and {t for _, t in trained} == {2}
+
+
+def test_folders_of_stacks_of_which_nothing_is_missing_any_more_are_removed(
+    reproduce, result_of, tmp_path, monkeypatch
+):
+    """Stopped with one result lost; then a longer one is lost, too, and both come back from another stack."""
+    reproduce()
+    lose([result_of("short", "si", 0)])
+    with monkeypatch.context() as patched:
+        stop_after(1, patched)
+        reproduce("--quiet", code=130)
+    lose([result_of("long", "si", 0)])
+    reproduce("--quiet")
+    reproduce("--quiet")
+    assert not list((tmp_path / "out").glob(".again-*"))
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -255,12 +298,47 @@ def test_a_result_whose_companions_come_out_otherwise_is_said_not_to_be_as_befor
     assert gone.exists()
 
 
+def test_companions_whose_results_are_of_another_stack_say_nothing(reproduce, result_of):
+    """One was made again by itself since."""
+    reproduce()
+    gone, beside = result_of("long", "si", 1), result_of("long", "si", 0)
+    before = lose([gone])
+    raw = json.loads(beside.read_text())
+    raw["accuracy"][0][0] += 0.25
+    raw["environment"]["stack"] = [beside.stem]
+    beside.write_text(json.dumps(raw))
+    assert "not as before" not in reproduce() and [results.read(gone).accuracy] == before
+
+
+def test_a_companion_that_diverges_this_time_is_said(tmp_path):
+    stack = LostStack(tuple(STACK), tuple(STACK[3:]))
+    for one in STACK[:3]:
+        results.write(result_in_stack(one, STACK, diverged=[]), tmp_path)
+    for one in (STACK[0], STACK[2], STACK[3]):
+        results.write(result_in_stack(one, STACK, diverged=[STACK[1].name], lanes=3), tmp_path / "aside")
+    (said,) = carrying.not_as_before(stack, tmp_path / "aside", tmp_path)
+    assert said.startswith(f"{STACK[1].name}, which was trained again beside what was lost, differs")
+    results.write(result_in_stack(STACK[1], STACK, diverged=[]), tmp_path / "aside")
+    assert carrying.not_as_before(stack, tmp_path / "aside", tmp_path) == []
+
+
+def test_a_shorter_run_of_a_benchmark_without_passing_through_is_trained_in_its_own_stack():
+    """The classes of a split stream's tasks may depend on how many there are."""
+    stacks = [[split_config(seed, tasks) for seed in (0, 1)] for tasks in (2, 3)]
+    left = [result_in_stack(stack[1], stack) for stack in stacks]
+    assert [one.runs for one in found([stack[0] for stack in stacks], left)] == [tuple(s) for s in reversed(stacks)]
+
+
+def split_config(seed, tasks):
+    return RunConfig.for_benchmark("split-cifar", "si", seed=seed, tasks=tasks)
+
+
 def test_a_stack_that_the_memory_does_not_hold_any_more_is_said(reproduce, result_of, monkeypatch):
     reproduce()
     lose([result_of("long", "sgd-dropout", 0)])
     monkeypatch.setattr(train, "that_fit", lambda learner: 1)
     said = reproduce().replace("\n", " ")
-    assert "not as before" in said and "this device's memory does not hold the stack as one" in said
+    assert "not as before" in said and "this device does not hold the stack as one" in said
 
 
 def test_time_table_and_data_count_lost_stacks(tmp_path):
@@ -319,6 +397,15 @@ def test_what_the_stack_was_is_said_by_the_newest_result():
     assert found([other[1]], [older, undated, newest]) == [LostStack(tuple(other), (other[1],))]
 
 
+@pytest.mark.parametrize("newer", [2, 3])
+def test_of_two_lengths_the_longer_is_trained(newer):
+    stacks = [[config("si", seed, tasks) for seed in (0, 1)] for tasks in (2, 3)]
+    left = [result_in_stack(s[1], s, finished="2025" if s[1].tasks == newer else "2024") for s in stacks]
+    (one,) = found([stack[0] for stack in stacks], left)
+    assert one.runs == tuple(stacks[1]) and one.lost == (stacks[1][0], stacks[0][0])
+    assert one.configs == [*stacks[1], stacks[0][0]]
+
+
 @pytest.mark.parametrize("change", [{"gpu": "another"}, {"torch": "3"}, {"alasso": "2"}, {"cuda": None}])
 def test_on_another_machine_or_with_other_versions_nothing_would_come_back_equal(change):
     left = [result_in_stack(one, STACK) for one in STACK[:3]]
@@ -368,15 +455,56 @@ def carried_out(configs, out, **options):
     return [result.accuracy for result in runs.carry_out(configs, how, Console())]
 
 
-def test_a_sweep_that_was_stopped_goes_on_in_the_same_stacks(tmp_path, monkeypatch):
-    """In other stacks, runs that draw at random would be others."""
-    five = [config("sgd-dropout", seed) for seed in range(5)]
-    whole = carried_out(five, tmp_path / "whole")
+@pytest.mark.parametrize("tasks", [1, 3, 4])
+def test_a_sweep_that_was_stopped_goes_on_in_the_same_stacks(tasks, tmp_path, monkeypatch):
+    """In other stacks, runs that draw at random would be others: stopped in the first stack, in the second, and where
+    it ended.
+    """
+    seven = [config("sgd-dropout", seed) for seed in range(7)]  # in stacks of 3, 3 and 1
+    whole = carried_out(seven, tmp_path / "whole", lanes=3)
     with monkeypatch.context() as patched:
-        stop_after(3, patched)  # in the second stack
+        stop_after(tasks, patched)
         with pytest.raises(Stopped):
-            carried_out(five, tmp_path / "stopped")
-    assert carried_out([five[4], *five[:4]], tmp_path / "stopped", resume=True) == [whole[4], *whole[:4]]
+            carried_out(seven, tmp_path / "stopped", lanes=3)
+    assert carried_out(seven, tmp_path / "stopped", lanes=3, resume=True) == whole
+
+
+def test_runs_that_were_begun_in_two_stacks_go_on_in_one(tmp_path, monkeypatch, trained):
+    three = [config("sgd-dropout", seed) for seed in range(3)]
+    for pair, how in ((three[:2], {}), (three[1:], {"restart": True})):
+        with monkeypatch.context() as patched:
+            stop_after(1, patched)
+            with pytest.raises(Stopped):
+                carried_out(pair, tmp_path, **how)
+    trained.clear()
+    carried_out(three, tmp_path, resume=True)
+    assert len(trained) == len(set(trained)) == 3
+
+
+def test_fewer_lanes_than_were_begun_with_are_taken_at_their_word(tmp_path, monkeypatch):
+    pair = [config("si", seed) for seed in (0, 1)]
+    with monkeypatch.context() as patched:
+        stop_after(1, patched)
+        with pytest.raises(Stopped):
+            carried_out(pair, tmp_path)
+    how = runs.Options(tmp_path, device="cpu", resume=True, lanes=1)
+    assert [result.environment["lanes"] for result in runs.carry_out(pair, how, Console(quiet=True))] == [1, 1]
+
+
+def test_a_run_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(AlassoError, match=f"{config().name} is given twice"):
+        train.run_together([config(), config()], device="cpu", out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_stack_draws_is_by_the_seed_of_its_last_run(monkeypatch):
+    """Results of dropout, VCL and IMM that are there were drawn so."""
+    drawn = []
+    monkeypatch.setattr(loop.Trainer, "train", lambda trainer: drawn.append(torch.rand(1).item()))
+    monkeypatch.setattr(loop.Lane, "result", lambda lane, environment, reference: None)
+    for seeds in ([0, 1], [2, 1], [1, 2]):
+        train.run_together([config("sgd-dropout", seed) for seed in seeds], device="cpu")
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_run_that_goes_on_alone_remembers_the_stack_it_was_begun_with(tmp_path, monkeypatch):

@@ -295,9 +295,9 @@ def test_bars_say_how_many_runs_they_leave_out():
 
     few = [made_up(method) for method in ("alasso", "si", "ewc")]
     more = [*few, made_up("mas"), made_up("sgd")]
-    for results, said in ((few, False), (more, True)):
-        (axes,) = figures.task_bars(results).axes
-        html = page.build(Collected(results, []))
+    for shown, said in ((few, False), (more, True)):
+        (axes,) = figures.task_bars(shown).axes
+        html = page.build(Collected(shown, []))
         words = [text.get_text() for text in axes.texts]
         assert any(word.endswith("; 2 other runs are not drawn") for word in words) == said
         assert ("accuracy after learning all tasks; 2 other runs are not drawn" in html) == said

@@ -14,14 +14,14 @@ from alasso import AlassoError, cli
 from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
-from alasso.bench.results import Result
+from alasso.bench.results import Result, result_path
 from alasso.reproduce import carrying, show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
 from alasso.reproduce.computations import COMPUTATIONS, Finding
 from alasso.reproduce.document import Document, template_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
-from alasso.reproduce.plan import make_plan, probe_path, result_path
+from alasso.reproduce.plan import make_plan, probe_path
 from alasso.reproduce.study import Places, Study
 
 SMALL = {"tasks": 3, "epochs": 1, "hidden": 8}

@@ -235,6 +235,15 @@ def test_a_state_that_is_not_finite_is_refused(broken):
         reg.load_state_dict(None)
     with pytest.raises(AlassoError, match="its parameters are no mapping"):
         reg.load_state_dict({**saved, "parameters": None})
+    with pytest.raises(AlassoError, match="its settings are no mapping but NoneType"):
+        reg.load_state_dict({**saved, "settings": None})
+    with pytest.raises(AlassoError, match="its number of tasks is nan"):
+        reg.load_state_dict({**saved, "tasks": float("nan")})
+    with pytest.raises(AlassoError, match=f"the state of {name} holds NoneType"):
+        reg.load_state_dict({**saved, "parameters": {**saved["parameters"], name: None}})
+    with pytest.raises(AlassoError, match=rf"{name} has shape \(12, 6\), .* for \(3, 3\) \(omega\)"):
+        wrong = {**saved["parameters"][name], "omega": torch.ones(3, 3)}
+        reg.load_state_dict({**saved, "parameters": {**saved["parameters"], name: wrong}})
     saved["parameters"][name]["omega"] = 3
     with pytest.raises(AlassoError, match=f"omega of {name} is no tensor in the saved state but int"):
         reg.load_state_dict(saved)

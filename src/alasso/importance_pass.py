@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from alasso.errors import AlassoError
 from alasso.layer_rules import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
@@ -268,11 +268,11 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
 
 def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
     """Refuse what has none, or has samples that are not in batches."""
-    of_samples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
-    if not isinstance(loader, Tensor) and not of_samples:
-        with suppress(TypeError):
-            return iter(loader)
-    raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
+    ways = [way for way in ("__iter__", "__getitem__") if hasattr(type(loader), way)]
+    of_samples = isinstance(loader, Dataset) and "__iter__" not in ways
+    if isinstance(loader, Tensor) or of_samples or not ways:
+        raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
+    return iter(loader)
 
 
 def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:

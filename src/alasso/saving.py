@@ -35,19 +35,13 @@ def check_saved(
     saved: Mapping[str, Any], method: str, surrogate: Surrogate[Any], protected: Mapping[str, nn.Parameter]
 ) -> None:
     """Refuse a state of another method, version, model or shape, saying which."""
-    if not isinstance(saved, Mapping):
-        raise AlassoError(f"this is no saved regularizer but {type(saved).__name__}: pass what state_dict() gave")
-    missing = {"version", "method", "settings", "tasks", "steps", "parameters"} - set(saved)
-    if missing:
-        raise AlassoError(f"this is no saved regularizer: it lacks {', '.join(sorted(missing))}")
+    check_form(saved)
     if saved["version"] != STATE_VERSION:
         raise AlassoError(f"the state has version {saved['version']}, this library reads version {STATE_VERSION}")
     if saved["method"] != method:
         raise AlassoError(f"the state was saved by {saved['method']}, it cannot be loaded into {method}")
     if set(saved["settings"]) != set(asdict(surrogate)):  # type: ignore[call-overload]
         raise AlassoError(f"the state's settings are {sorted(saved['settings'])}, which are not those of {method}")
-    if not isinstance(saved["parameters"], Mapping):
-        raise AlassoError("this is no saved regularizer: its parameters are no mapping of names to tensors")
     unknown = sorted(set(saved["parameters"]) - set(protected))
     lacking = sorted(set(protected) - set(saved["parameters"]))
     if unknown or lacking:
@@ -56,17 +50,38 @@ def check_saved(
         raise AlassoError("; ".join(parts) + " (another model, or another exclude?)")
     for name, parameter in protected.items():
         tensors = saved["parameters"][name]
-        if set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
-            raise AlassoError(f"the state of {name} holds {sorted(tensors)}, which is not what {method} keeps")
-        for field, tensor in tensors.items():
-            if not isinstance(tensor, Tensor):
-                raise AlassoError(f"{field} of {name} is no tensor in the saved state but {type(tensor).__name__}")
-        shape = tuple(tensors["anchor"].shape)
-        if shape != tuple(parameter.shape):
-            raise AlassoError(f"{name} has shape {tuple(parameter.shape)}, but the saved state is for {shape}")
-        for field, tensor in tensors.items():
-            if not is_finite(tensor):
-                raise AlassoError(f"{field} of {name} is not finite in the saved state, which protects nothing")
+        if not isinstance(tensors, Mapping) or set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
+            held = sorted(tensors) if isinstance(tensors, Mapping) else type(tensors).__name__
+            raise AlassoError(f"the state of {name} holds {held}, which is not what {method} keeps")
+        check_tensors(name, tensors, tuple(parameter.shape))
+
+
+def check_form(saved: object) -> None:
+    """Whether it can be a saved state at all."""
+    if not isinstance(saved, Mapping):
+        raise AlassoError(f"this is no saved regularizer but {type(saved).__name__}: pass what state_dict() gave")
+    missing = {"version", "method", "settings", "tasks", "steps", "parameters"} - set(saved)
+    if missing:
+        raise AlassoError(f"this is no saved regularizer: it lacks {', '.join(sorted(missing))}")
+    for part in ("settings", "parameters"):
+        if not isinstance(saved[part], Mapping):
+            raise AlassoError(
+                f"this is no saved regularizer: its {part} are no mapping but {type(saved[part]).__name__}"
+            )
+    for part in ("tasks", "steps"):
+        if not isinstance(saved[part], int) or saved[part] < 0:
+            raise AlassoError(f"this is no saved regularizer: its number of {part} is {saved[part]!r}")
+
+
+def check_tensors(name: str, tensors: Mapping[str, object], shape: tuple[int, ...]) -> None:
+    """Of one parameter: numbers of its shape, or one for all of it, and none that is not finite."""
+    for field, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise AlassoError(f"{field} of {name} is no tensor in the saved state but {type(tensor).__name__}")
+        if tuple(tensor.shape) != shape and (field == "anchor" or tensor.numel() != 1):
+            raise AlassoError(f"{name} has shape {shape}, but the saved state is for {tuple(tensor.shape)} ({field})")
+        if not is_finite(tensor):
+            raise AlassoError(f"{field} of {name} is not finite in the saved state, which protects nothing")
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -33,7 +33,7 @@ class Position:
     untrained: list[float] = field(default_factory=list)
     seconds_at: dict[int, float] = field(default_factory=dict)  # by tasks learned; older checkpoints have none
     stack: list[dict[str, Any]] = field(default_factory=list)  # configs of the runs it was begun with, in their places
-    diverged: list[dict[str, Any]] = field(default_factory=list)  # those of them that left it
+    diverged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # those that left it, after so many tasks
 
     def after(self, tasks: int) -> Position:
         """Where a run of so many tasks ended, if this one came past."""
@@ -44,7 +44,7 @@ class Position:
             ahead=self.ahead[: tasks - 1],
             untrained=self.untrained[:tasks],
             stack=self.stack,
-            diverged=self.diverged,
+            diverged=[(after, config) for after, config in self.diverged if after <= tasks],
         )
 
 
@@ -170,19 +170,28 @@ def stack_in(path: Path) -> tuple[str, ...]:
     """Names of the runs that a checkpoint's run was begun with and that did not leave, in their places; none where the
     file is none of this version, or says nothing about it.
     """
-    try:
-        position = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["position"]
-        there = [config for config in position["stack"] if config not in position["diverged"]]
-        return tuple(RunConfig.from_json(config).name for config in there)
-    except Exception:  # as in :func:`load`
-        return ()
+    position = Position(**content["position"]) if (content := without_weights(path)) else Position()
+    diverged = [config for _, config in position.diverged]
+    return tuple(RunConfig.from_json(config).name for config in position.stack if config not in diverged)
+
+
+def place_in(path: Path) -> tuple[int, int, int] | None:
+    """Task, epoch and step that a checkpoint's run stands at; None where the file is none of this version."""
+    content = without_weights(path)
+    return (content["position"]["task"], content["position"]["epoch"], content["position"]["step"]) if content else None
 
 
 def config_in(path: Path) -> RunConfig | None:
-    """Whose checkpoint it is, without reading its weights; None where the file is none of this version."""
+    """Whose checkpoint it is; None where the file is none of this version."""
+    content = without_weights(path)
+    return RunConfig.from_json(content["config"]) if content else None
+
+
+def without_weights(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint holds, its weights not read; None where the file is none of this version."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return RunConfig.from_json(content["config"]) if content["version"] == VERSION else None
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return content if content["version"] == VERSION else None
     except Exception:  # as in :func:`load`
         return None
 

@@ -60,7 +60,7 @@ class Lane:
                 **environment,
                 "lanes": self.beside,
                 "stack": names_at_length(position.stack, config.tasks),
-                "diverged": names_at_length(position.diverged, config.tasks),
+                "diverged": names_at_length([config for _, config in position.diverged], config.tasks),
             },
             data=self.stream.editions,
             accuracy=position.accuracy,
@@ -219,7 +219,7 @@ class Trainer:
         for lane, seconds in zip(self.lanes, self.seconds_of_lanes(), strict=True):
             lane.position.seconds_at[t + 1] = seconds
         for lane in sound:
-            lane.position.diverged += [self.lanes[i].config.to_json() for i in diverged]
+            lane.position.diverged += [(t + 1, self.lanes[i].config.to_json()) for i in diverged]
         if t + 1 < len(self.lanes[0].stream) or diverged:
             self.save(sound)
         self.write_waypoints(sound)  # last: what cannot be written must not cost the task

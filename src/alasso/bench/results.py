@@ -76,8 +76,10 @@ def read(path: Path) -> Result:
         result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
         metrics.lower_triangle(result.accuracy)
         check_length(result)
+        if not isinstance(result.environment, dict) or not isinstance(result.metrics, dict):
+            raise AlassoError("environment and metrics must be objects")
         check_stack(result)
-    except (TypeError, KeyError, AttributeError, AlassoError) as error:
+    except (TypeError, KeyError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error
     return result
 
@@ -107,8 +109,8 @@ def device_of(environment: Mapping[str, Any]) -> str:
 
 
 def read_all(folder: Path) -> Iterator[Result | AlassoError]:
-    """Every result below a folder; what cannot be read comes as the error that says why."""
-    for path in sorted(folder.rglob("*.json")):
+    """Every result in a folder; what cannot be read comes as the error that says why."""
+    for path in sorted(folder.glob("*.json")):
         try:
             yield read(path)
         except AlassoError as error:

@@ -29,7 +29,7 @@ from alasso.bench.progress import (
     TensorBoardLog,
 )
 from alasso.bench.results import Result
-from alasso.bench.waypoints import Waypoint, on_the_way
+from alasso.bench.waypoints import Waypoint, carriers, on_the_way
 from alasso.errors import AlassoError, DivergedError
 
 __all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations"]
@@ -106,7 +106,7 @@ def carry_out(
             bars = Bars(console, len(configs))
             stack.enter_context(bars.bars)
         sweep = _Sweep(options, console, bars, varying, reference, done)
-        sweep.carry_out(left, shorter)
+        sweep.carry_out(left, shorter, [config for config in configs if config.name not in carriers(configs)])
     if sweep.lost:
         which = " | ".join(f"{'; '.join(names)}: {why}" for why, names in sweep.lost.items())
         raise SomeDiverged(which, [done[config.name] for config in configs if config.name in done])
@@ -135,11 +135,13 @@ class _Sweep:
     waiting: deque[tuple[list[RunConfig], bool]] = field(default_factory=deque)  # and whether to go on from checkpoints
     waypoints: dict[str, list[Waypoint]] = field(default_factory=dict)  # by name of the run that passes them
 
-    def carry_out(self, configs: Sequence[RunConfig], shorter: Mapping[str, Sequence[RunConfig]]) -> None:
-        """Train all but those that are on the way of others."""
+    def carry_out(
+        self, configs: Sequence[RunConfig], shorter: Mapping[str, Sequence[RunConfig]], of: Sequence[RunConfig]
+    ) -> None:
+        """Train all but those that are on the way of others; ``of``: what they are left of."""
         self.waypoints = {name: [Waypoint(c, self.reference(c)) for c in passed] for name, passed in shorter.items()}
         passed_through = {config.name for passed in shorter.values() for config in passed}
-        self.line_up([config for config in configs if config.name not in passed_through])
+        self.line_up([config for config in configs if config.name not in passed_through], of)
         while self.waiting:
             group, resume = self.waiting.popleft()
             before = {config.name: self.written(config) for config in group}
@@ -155,9 +157,9 @@ class _Sweep:
                 if left:  # from where they stand
                     self.waiting.appendleft((left, True))
 
-    def line_up(self, configs: Sequence[RunConfig]) -> None:
+    def line_up(self, configs: Sequence[RunConfig], of: Sequence[RunConfig] = ()) -> None:
         if configs:
-            self.waiting.extend((group, self.options.resume) for group in stacks(configs, self.options))
+            self.waiting.extend((group, self.options.resume) for group in stacks(configs, self.options, of))
 
     def train(self, group: Sequence[RunConfig], resume: bool) -> None:
         name = labels(group, self.varying)
@@ -211,14 +213,20 @@ def read_back(path: Path) -> Result:
         raise AlassoError(f"{error}; delete it, or run it again with --restart") from error
 
 
-def stacks(configs: Sequence[RunConfig], options: Options) -> list[list[RunConfig]]:
-    """Which runs are trained together: those that were begun together, as far as they fit, and others as they come."""
+def stacks(configs: Sequence[RunConfig], options: Options, of: Sequence[RunConfig] = ()) -> list[list[RunConfig]]:
+    """Which runs are trained together: those that were begun together, those that would be if all ``of`` which they are
+    left were still to be trained, and others as they come.
+    """
     from alasso.bench import lanes, train  # torch: only once there is something to run
 
     most = options.lanes or lanes.most_on(train.torch_device(options.device))
+    left = {config.name: config for config in configs}
+    groups: list[list[RunConfig]] = []
     begun = begun_together(configs, options, most) if options.resume else []
-    gone_on_with = {config.name for group in begun for config in group}
-    return begun + lanes.grouped([config for config in configs if config.name not in gone_on_with], most)
+    for group in [*begun, *lanes.grouped(of, most)]:
+        if all(config.name in left for config in group):
+            groups.append([left.pop(config.name) for config in group])
+    return groups + lanes.grouped(list(left.values()), most)
 
 
 def begun_together(configs: Sequence[RunConfig], options: Options, most: int) -> list[list[RunConfig]]:
@@ -227,9 +235,11 @@ def begun_together(configs: Sequence[RunConfig], options: Options, most: int) ->
 
     by_name = {config.name: config for config in configs}
     said = {stack_in(results.checkpoint_path(config, options.out)): None for config in configs}  # in their order
-    return [
-        [by_name[name] for name in names] for names in said if 1 < len(names) <= most and set(names) <= set(by_name)
-    ]
+    found: list[list[RunConfig]] = []
+    for names in said:
+        if 1 < len(names) <= most and set(names) <= set(by_name):
+            found.append([by_name.pop(name) for name in names])  # none goes with two
+    return found
 
 
 def _carry_out_together(

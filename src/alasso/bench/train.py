@@ -81,6 +81,8 @@ def run_together(
 
     ``waypoints``: for each run, shorter ones that it passes through; they are given, and written, their results then.
     """
+    if twice := next((c.name for i, c in enumerate(configs) if c in configs[:i]), None):
+        raise AlassoError(f"{twice} is given twice: a run and itself would write one result")
     place = torch_device(device)
     streams = streams or make_streams(configs, data_dir, place)
     for config, stream in zip(configs, streams, strict=True):

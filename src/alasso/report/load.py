@@ -75,8 +75,6 @@ def read_checked(path: Path) -> Result:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise AlassoError(f"{path} is not a result of alasso") from error
-    if not isinstance(result.environment, dict) or not isinstance(result.metrics, dict):
-        raise AlassoError(f"{path} is not a result of alasso: environment and metrics must be objects")
     if not _is_positive_number(result.seconds):
         raise AlassoError(f"{path} is not a result of alasso: seconds must be a number")
     return result

@@ -17,12 +17,12 @@ from rich.console import Console
 from alasso.bench import data, naming, results, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import BENCHMARKS
-from alasso.bench.results import checkpoint_path
+from alasso.bench.results import checkpoint_path, result_path
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
-from alasso.reproduce.plan import Part, Plan, Probe, part_title, result_path
+from alasso.reproduce.plan import Part, Plan, Probe, part_title
 from alasso.wording import count_of
 
 
@@ -59,8 +59,7 @@ def train_again(stack: LostStack, options: runs.Options, console: Console, say: 
     """Train a stack once more in a folder of its own; of what it finds, only what is missing goes among the results."""
     aside = options.out / stack.folder
     say(f"{part_title(stack.runs[0])}: {as_before([stack])}")
-    # Gone on with as a whole, or not at all: from some of its runs alone, others would come out.
-    whole = all(checkpoint_path(config, aside).exists() for config in stack.runs) and not any(aside.glob("*.json"))
+    whole = can_be_gone_on_with(stack, aside)
     how = dataclasses.replace(options, out=aside, lanes=len(stack.runs), resume=whole, restart=not whole)
     try:
         runs.carry_out(stack.configs, how, console)
@@ -75,14 +74,34 @@ def train_again(stack: LostStack, options: runs.Options, console: Console, say: 
     shutil.rmtree(aside)
 
 
+def can_be_gone_on_with(stack: LostStack, aside: Path) -> bool:
+    """As a whole or not at all: from some of its runs alone, or from different places, others would come out."""
+    from alasso.bench.checkpoint import place_in  # torch: only where something was begun
+
+    if any(result_path(config, aside).exists() for config in stack.runs):
+        return False
+    saved = [checkpoint_path(config, aside) for config in stack.runs]
+    return all(path.exists() for path in saved) and len({place_in(path) for path in saved}) == 1
+
+
 def not_as_before(stack: LostStack, aside: Path, out: Path) -> list[str]:
     """What speaks against lost results having come back as they were: runs beside them that did not."""
-    found = [results.read(result_path(config, aside)) for config in stack.runs if result_path(config, aside).exists()]
-    there = [(result, result_path(result.config, out)) for result in found]
-    others = [result.name for result, path in there if path.exists() and results.read(path).accuracy != result.accuracy]
-    apart = any(result.environment["stack"] != [config.name for config in stack.runs] for result in found)
+    names = [config.name for config in stack.runs]
+    found = {name: results.read(aside / f"{name}.json") for name in names if (aside / f"{name}.json").exists()}
+    there = [results.read(out / f"{name}.json") for name in names if (out / f"{name}.json").exists()]
+    of_this_stack = [result for result in there if result.environment.get("stack") == names]
+    others = [r.name for r in of_this_stack if r.name not in found or found[r.name].accuracy != r.accuracy]
+    apart = any(r.environment["lanes"] + len(r.environment["diverged"]) < len(names) for r in found.values())
     said = [f"{others[0]}, which was trained again beside what was lost, differs from its result"] if others else []
-    return said + (["this device's memory does not hold the stack as one"] if apart else [])
+    return said + (["this device does not hold the stack as one"] if apart else [])
+
+
+def tidy(out: Path) -> None:
+    """Remove folders of stacks trained again of which nothing is missing any more: killed before that was done."""
+    for aside in out.glob(".again-*"):
+        names = [path.stem for path in aside.iterdir() if path.suffix in (".json", ".checkpoint")]
+        if all((out / f"{name}.json").exists() for name in names):
+            shutil.rmtree(aside)
 
 
 def as_before(stacks: Sequence[LostStack]) -> str:

@@ -107,6 +107,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     from alasso.bench.runs import Stopped
     from alasso.reproduce import carrying
 
+    carrying.tidy(work.places.out)
     planned = work.plan(device)
     if planned.empty:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")

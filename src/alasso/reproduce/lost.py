@@ -14,7 +14,7 @@ from typing import Any
 
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, device_of
-from alasso.bench.waypoints import but_for_tasks
+from alasso.bench.waypoints import but_for_tasks, can_be_passed_through
 from alasso.reproduce.experiments import Experiment
 
 NAME = re.compile(r"(?P<stem>.+)_s(?P<seed>\d+)")
@@ -76,7 +76,7 @@ def once_each(stacks: Iterable[LostStack]) -> list[LostStack]:
     """A stack whose results at 30 and at 100 tasks are lost is trained once: the longer runs come past the shorter."""
     by_runs: dict[tuple[str, ...], LostStack] = {}
     for stack in sorted(stacks, key=lambda stack: stack.runs[0].tasks or 0, reverse=True):
-        key = tuple(but_for_tasks(config) for config in stack.runs)
+        key = tuple(but_for_tasks(c) if can_be_passed_through(c) else c.name for c in stack.runs)
         longer = by_runs.get(key)
         by_runs[key] = replace(longer, lost=longer.lost + stack.lost) if longer else stack
     return list(by_runs.values())

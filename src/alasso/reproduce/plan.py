@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alasso.bench.config import RunConfig
+from alasso.bench.results import result_path
 from alasso.bench.waypoints import carriers
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
@@ -78,10 +79,6 @@ class Plan:
 def part_title(config: RunConfig) -> str:
     tasks = "all tasks" if config.tasks is None else count_of(config.tasks, "task")
     return f"{config.benchmark}, {tasks}"
-
-
-def result_path(config: RunConfig, out: Path) -> Path:
-    return out / f"{config.name}.json"
 
 
 def probe_path(config: RunConfig, out: Path) -> Path:

@@ -57,9 +57,10 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
     if plan.again:
         lost = {config.hash for stack in plan.again for config in stack.lost}
         of = [one.id for one in experiments if one.probe is None and lost & {config.hash for config in one.configs(1)}]
-        in_stacks = str(sum(len(stack.runs) for stack in plan.again))
+        trained = sum(len(stack.runs) for stack in plan.again)
+        passed = sum(len(stack.configs) for stack in plan.again) - trained
         about = human(estimate.again) if estimate.again else "?"
-        table.add_row("lost results, in their stacks", ", ".join(of), in_stacks, "0", "0", about)
+        table.add_row("lost results, in their stacks", ", ".join(of), str(trained), str(passed), "0", about)
     if plan.probes:
         waiting = [one.id for one in experiments if one.probe is not None]
         table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", "0", human(estimate.probes))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from alasso.bench.config import RunConfig
-from alasso.bench.results import checkpoint_path, environment
+from alasso.bench.results import Result, checkpoint_path, environment, read_all
+from alasso.bench.waypoints import but_for_tasks
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
@@ -17,7 +18,7 @@ from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
 from alasso.reproduce.lost import LostStack, lost_stacks
-from alasso.reproduce.plan import Plan, make_plan, results_in
+from alasso.reproduce.plan import Plan, make_plan, results_in, runs_of
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,12 @@ class Study:
 
             return environment(str(torch_device(device)))
 
-        never_begun = [config for config in missing if not checkpoint_path(config, self.places.out).exists()]
-        present = self.evidence().results_of(self.experiments) if never_begun else []
+        out = self.places.out
+        begun = {
+            but_for_tasks(c) for c in runs_of(self.experiments.values()).values() if checkpoint_path(c, out).exists()
+        }
+        never_begun = [config for config in missing if but_for_tasks(config) not in begun]
+        present = [found for found in read_all(out) if isinstance(found, Result)] if never_begun else []
         return lost_stacks(never_begun, present, self.experiments.values(), cache(here))
 
     def evidence(self) -> Evidence:
