@@ -303,6 +303,13 @@ def test_bars_say_how_many_runs_they_leave_out():
         assert ("accuracy after learning all tasks; 2 other runs are not drawn" in html) == said
 
 
+def test_the_page_names_the_machine_and_not_the_runs_beside():
+    html = page.build(
+        Collected([made_up(environment={"gpu": "the-gpu", "stack": ["a-companion"], "diverged": []})], [])
+    )
+    assert "the-gpu" in html and "a-companion" not in html
+
+
 def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
     (section,) = sections([made_up(a=1.0 + 0.1 * step) for step in range(60)])
     shown = [group.config.settings["a"] for group in section.headline]

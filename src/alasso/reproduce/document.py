@@ -200,7 +200,7 @@ class Document:
     # -- how it was run -----------------------------------------------------------------------------------------
 
     def experiments(self) -> str:
-        rows = [["experiment", "what it is", "in the paper", "results", "of", "seconds in result files"]]
+        rows = [["experiment", "what it is", "in the paper", "results", "asked for", "seconds in result files"]]
         for one in self.evidence.experiments.values():
             found = self.evidence.results_of([one.id])
             if one.probe is not None:
@@ -229,7 +229,7 @@ class Document:
         for row in found:
             by_part.setdefault((row.part, row.device), []).append(row)
         whole = {part.title: part.trained for part in whole_parts(self.evidence.experiments.values())}
-        rows = [["part", "device", "runs", "time", "seconds a run", "runs of the whole part", "at this rate"]]
+        rows = [["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate"]]
         total = 0.0
         for (part, device), noted in by_part.items():
             seconds, count = sum(row.seconds for row in noted), sum(row.runs for row in noted)
