@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from alasso.bench import lanes, learners, loop, results, runs, train
+from alasso.bench.benchmarks import make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Stopped
 from alasso.bench.results import Result, result_path
@@ -18,6 +19,8 @@ from alasso.reproduce.experiments import read_experiments
 from alasso.reproduce.lost import LostStack, lost_stacks
 from alasso.reproduce.plan import make_plan
 
+from helpers import StopAt
+from lane_helpers import CPU, everything
 from run_helpers import in_process
 
 EXPERIMENT = """
@@ -505,6 +508,31 @@ def test_what_a_stack_draws_is_by_the_seed_of_its_last_run(monkeypatch):
     for seeds in ([0, 1], [2, 1], [1, 2]):
         train.run_together([config("sgd-dropout", seed) for seed in seeds], device="cpu")
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("method", ["si", "sgd-dropout"])
+def test_a_stack_that_was_stopped_in_the_middle_ends_where_it_would_have_to_the_last_bit(method, tmp_path):
+    """Wherever: in its first steps, in a task, at the end of one. With this width, how tensors lie in memory shows."""
+    fields = {"tasks": 2, "epochs": 2, "batch_size": 500, "hidden": 800}
+    configs = [RunConfig.for_benchmark("permuted-digits", method, seed=seed, **fields) for seed in (0, 1)]
+
+    def lanes_from(folder):
+        saved = [results.checkpoint_path(one, folder) for one in configs]
+        streams = make_streams(configs, None, CPU)
+        begun = zip(configs, streams, saved, strict=True)
+        return [train.begun(one, stream, None, CPU, file, file, train.Quiet()) for one, stream, file in begun]
+
+    whole = lanes_from(tmp_path / "nowhere")
+    loop.Trainer(whole, 1e9, lambda: False).train()
+    for steps in (1, 4, 7):
+        with pytest.raises(Stopped):
+            loop.Trainer(lanes_from(tmp_path), 1e9, StopAt(steps)).train()
+        again = lanes_from(tmp_path)
+        loop.Trainer(again, 1e9, lambda: False).train()
+        for before, after in zip(map(everything, whole), map(everything, again), strict=True):
+            assert all(torch.equal(before[part], after[part]) for part in before)
+        for one in configs:
+            results.checkpoint_path(one, tmp_path).unlink()
 
 
 def test_a_run_that_goes_on_alone_remembers_the_stack_it_was_begun_with(tmp_path, monkeypatch):

@@ -422,6 +422,14 @@ def folder(tmp_path, monkeypatch):
         (("si = {}", "sii = {}"), "run 'sii' names no method"),
         (("permuted-digits", "permuted-digit"), "did you mean 'permuted-digits'?"),
         (("tasks = 3", "tasks = "), "not valid TOML"),
+        (("seeds = 1", 'seeds = "1"'), "seeds must be a whole number, not '1'"),
+        (("seeds = 1", "seeds = [0, 1]"), "seeds must be a whole number, not [0, 1]"),
+        (("seeds = 1", "seeds = 0"), "seeds must be 1 or more"),
+        (("seeds = 1", "order = true"), "order must be a whole number, not True"),
+        (('title = "Small"', "title = 3"), "title must be a text, not 3"),
+        (('"permuted-digits"', '["permuted-digits"]'), "benchmark must be a text"),
+        (("[quick]\ntasks = 2", "[more]"), "no such field: 'more'"),
+        (('title = "Small"', 'title = "Small"\nprobe = 1'), "probe must be a table, not 1"),
     ],
 )
 def test_a_mistake_in_an_experiment_names_the_file(folder, change, message):
@@ -443,6 +451,16 @@ def test_a_mistake_in_an_experiment_names_the_file(folder, change, message):
         (("at_least = -1.0", ""), "a bar is missing"),
         (('why = "anything is"', ""), "why is missing"),
         (('id = "loss"', 'id = "gap"'), "two claims are called 'gap'"),
+        (("[[claim]]", "[[cliam]]"), "no such table: 'cliam'; did you mean 'claim'?"),
+        (("paper = 0.1", "paper = true"), "gap: paper must be its number or its words, not True"),
+        (('says = "ALASSO is above SI"', "says = 3"), "gap: says must be a text, not 3"),
+        (("at_least = -1.0", 'at_least = "0.5"'), "gap: at_least must be a number, not '0.5'"),
+        (("at_least = -1.0", "at_least = nan"), "gap: at_least must be a number, not nan"),
+        (("at_least = -1.0", "at_least = 2\nat_most = 1"), "no number is at least 2 and at most 1"),
+        (('of = "small/alasso"', "of = 3"), "gap: difference cannot be computed from"),
+        (('of = "small/alasso"', 'of = ["small/alasso"]'), "gap: difference cannot be computed from"),
+        (('of = "small/alasso"', 'of = "small"'), "'small' names no run: write experiment/run"),
+        (('less = "small/si"', 'less = "small/si"\nmeasure = "Z"'), "there is no measure 'Z'; there are A, F"),
     ],
 )
 def test_a_mistake_in_a_claim_is_found_before_anything_runs(folder, change, message):
@@ -450,6 +468,17 @@ def test_a_mistake_in_a_claim_is_found_before_anything_runs(folder, change, mess
     with pytest.raises(AlassoError) as caught:
         read_claims(folder, read_experiments(folder))
     assert message in str(caught.value) and "claims.toml" in str(caught.value)
+
+
+def test_one_claim_in_single_brackets_is_told_how_to_be_written(folder):
+    (folder / "claims.toml").write_text('[claim]\nid = "x"\n')
+    with pytest.raises(AlassoError, match=r"write \[\[claim\]\], with two brackets"):
+        read_claims(folder, read_experiments(folder))
+
+
+def test_a_whole_number_is_a_number_of_the_paper(folder):
+    (folder / "claims.toml").write_text(CLAIMS.replace("paper = 0.1", "paper = 1"))
+    assert show.shown_paper(read_claims(folder, read_experiments(folder)).tested[0]) == "1.000"
 
 
 # -- planning -----------------------------------------------------------------------------------------------------

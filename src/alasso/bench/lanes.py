@@ -142,10 +142,10 @@ def add_and_advance_(loss_sum: Tensor, losses: Tensor, cursor: Tensor) -> None:
 class StackedSteps:
     """The steps of all lanes, made together; on a GPU replayed from a CUDA graph."""
 
-    def __init__(self, learners: Sequence[Learner]) -> None:
+    def __init__(self, learners: Sequence[Learner], goes_on: bool = False) -> None:
         self.learners = learners
         self.device = learners[0].device
-        self.stack = Stack(learners)
+        self.stack = Stack(learners, goes_on)
         self.loss_sum = torch.zeros(len(learners), dtype=torch.float64, device=self.device)
         streams = [learner.stream for learner in learners]
         self.source = SharedImages.of(streams) or OwnExamples(streams)

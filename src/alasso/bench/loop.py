@@ -125,7 +125,7 @@ class Trainer:
         ]  # in one epoch of each task
         self._seconds_before, self._started = [lane.position.seconds for lane in lanes], time.monotonic()
         self._last_save = self._started
-        self.steps = steps_for([lane.learner for lane in lanes])
+        self.steps = steps_for([lane.learner for lane in lanes], self.steps_done() > 0)
         self.steps.loss_sum += self.steps.loss_sum.new_tensor([lane.position.loss_sum for lane in lanes])
 
     def train(self) -> None:
@@ -278,12 +278,12 @@ class Trainer:
         return seconds * (self.steps_in_all() - done) / max(done, 1)
 
 
-def steps_for(learners: Sequence[Learner]) -> DirectSteps | StackedSteps:
+def steps_for(learners: Sequence[Learner], goes_on: bool = False) -> DirectSteps | StackedSteps:
     """How steps are made: stacked and recorded where that can be, one by one elsewhere."""
     (first, *others) = learners
     on_gpu = first.device.type == "cuda"
     if others or (on_gpu and stackable(first)):
-        return StackedSteps(learners)
+        return StackedSteps(learners, goes_on)
     return GraphedSteps(first) if on_gpu and first.can_be_recorded else DirectSteps(first)
 
 

@@ -55,10 +55,13 @@ class Tilt(NamedTuple):
 
 
 class Stack:
-    """The stacked tensors of several learners, and the step that moves them all."""
+    """The stacked tensors of several learners, and the step that moves them all.
 
-    def __init__(self, learners: Sequence[Learner]) -> None:
-        self.learners = learners
+    ``goes_on``: from where a stack was stopped. Its tensors are laid out before its first step, and not after it.
+    """
+
+    def __init__(self, learners: Sequence[Learner], goes_on: bool = False) -> None:
+        self.learners, self.goes_on = learners, goes_on
         self.device = learners[0].device
         self.alone = len(learners) == 1  # needs no leading axis
         self.laid_out = False
@@ -168,9 +171,9 @@ class Stack:
         """
         with self.aside(batch.share):
             pace = Pace(*self.kernel(pace_of_step_)(self.steps, self.rate, batch.share))
-        weights = self.as_given({name: given_to_the_network(slot) for name, slot in self.slots.items()})
-        beside = None if self.drops is None else self.as_given(self.drops.given(self.slots))
-        gradients, losses = self.gradients(weights, batch, not self.laid_out, beside)
+        if not self.laid_out and self.goes_on:
+            self.lay_out_like(self.gradients_without_a_trace(batch))  # as it was when it was stopped
+        gradients, losses = self.gradients_on(batch)
         self.join()
         if not self.laid_out:
             self.lay_out_like(gradients)
@@ -185,6 +188,17 @@ class Stack:
                 slot = self.slots[name]
                 self.move(name, pace, gradient, self.kernel(PASSES[type(slot)], slot.theta.shape))
         self.join()
+
+    def gradients_on(self, batch: LaneBatch) -> tuple[Weights, Tensor]:
+        """And each lane's loss."""
+        weights = self.as_given({name: given_to_the_network(slot) for name, slot in self.slots.items()})
+        beside = None if self.drops is None else self.as_given(self.drops.given(self.slots))
+        return self.gradients(weights, batch, not self.laid_out, beside)
+
+    def gradients_without_a_trace(self, batch: LaneBatch) -> Weights:
+        """Not even in the random numbers."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            return self.gradients_on(batch)[0]
 
     def as_given(self, tensors: Weights) -> Weights:
         """As the network takes them: one lane alone without a leading axis."""

@@ -7,6 +7,7 @@ seed there is no standard error, and the verdict says how many seeds it rests on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from alasso.bench.config import nearest, read_toml
 from alasso.errors import AlassoError
+from alasso.report.groups import MEASURES
 from alasso.report.names import number
 from alasso.reproduce.computations import COMPUTATIONS, Finding, arguments_of, references_in
 from alasso.reproduce.evidence import Evidence, NotRun
@@ -126,6 +128,11 @@ def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> Claims:
     if not path.exists():
         return Claims()
     raw = read_toml(path)
+    for kind, listed in raw.items():
+        if kind not in ("claim", "untested"):
+            raise AlassoError(f"{path}: no such table: {kind!r}{nearest(kind, ('claim', 'untested'))}")
+        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+            raise AlassoError(f"{path}: write [[{kind}]], with two brackets on each side: there may be several")
     try:
         claims = [_claim(one, experiments) for one in raw.get("claim", [])]
         untested = [Untested(**one) for one in raw.get("untested", [])]
@@ -143,6 +150,7 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
     name = raw.get("id", "a claim without id")
     if lacking := [key for key in ("id", "topic", "where", "says", "why", "how") if key not in raw]:
         raise AlassoError(f"{name}: {lacking[0]} is missing")
+    check_kinds(name, raw)
     how = raw["how"]
     if how not in COMPUTATIONS:
         raise AlassoError(f"{name}: there is no computation {how!r}{nearest(how, COMPUTATIONS)}")
@@ -156,7 +164,44 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
         raise AlassoError(f"{name}: {how} needs {lacking[0]!r}")
     for reference in references_in(arguments):
         config_of(experiments, reference)
+    check_arguments(f"{name}: {how}", how, arguments, experiments)
     return Claim(**{key: raw[key] for key in OWN_FIELDS if key in raw}, arguments=arguments)
+
+
+def check_arguments(what: str, how: str, arguments: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> None:
+    """As if nothing had been run, which is all that a computation may complain of."""
+    if (measure := arguments.get("measure", "A")) not in (known := [key for key, _, _ in MEASURES]):
+        raise AlassoError(f"{what}: there is no measure {measure!r}; there are {', '.join(known)}")
+    try:
+        COMPUTATIONS[how](Evidence(experiments, []), **arguments)
+    except NotRun:
+        return
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        if isinstance(error, AlassoError):  # which is a ValueError, and says more
+            raise AlassoError(f"{what}: {error}") from error
+        raise AlassoError(f"{what} cannot be computed from {dict(arguments)}") from error
+
+
+TEXTS = ("id", "topic", "where", "says", "why", "how", "note")
+BARS = ("at_least", "at_most")
+
+
+def check_kinds(name: object, raw: Mapping[str, Any]) -> None:
+    """Texts are texts, and bars numbers that can be met."""
+    for key in TEXTS:
+        if not isinstance(raw.get(key, ""), str):
+            raise AlassoError(f"{name}: {key} must be a text, not {raw[key]!r}")
+    if "paper" in raw and not isinstance(raw["paper"], str) and not is_number(raw["paper"]):
+        raise AlassoError(f"{name}: paper must be its number or its words, not {raw['paper']!r}")
+    for key in BARS:
+        if key in raw and (not is_number(raw[key]) or math.isnan(raw[key])):
+            raise AlassoError(f"{name}: {key} must be a number, not {raw[key]!r}")
+    if all(key in raw for key in BARS) and raw["at_least"] > raw["at_most"]:
+        raise AlassoError(f"{name}: no number is at least {raw['at_least']} and at most {raw['at_most']}")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def tally(judged: Sequence[Judged]) -> dict[str, int]:

@@ -64,12 +64,25 @@ REQUIRED = ("title", "benchmark", "runs")
 DEFAULTS: dict[str, Any] = {"paper": "", "seeds": 1, "cost": "", "fields": {}, "probe": None, "quick": None, "order": 0}
 
 
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("title", "paper", "benchmark", "cost"), str),
+    **dict.fromkeys(("seeds", "order"), int),
+    **dict.fromkeys(("runs", "fields", "probe", "quick"), dict),
+}
+WORDS = {str: "a text", int: "a whole number", dict: "a table"}
+
+
 def read_experiment(path: Path) -> Experiment:
     raw = read_toml(path)
     if lacking := [name for name in REQUIRED if name not in raw]:
         raise AlassoError(f"{path}: {lacking[0]} is missing")
     if unknown := sorted(set(raw) - set(REQUIRED) - set(DEFAULTS)):
         raise AlassoError(f"{path}: no such field: {unknown[0]!r}{nearest(unknown[0], (*REQUIRED, *DEFAULTS))}")
+    for name, kind in KINDS.items():
+        if name in raw and (not isinstance(raw[name], kind) or isinstance(raw[name], bool)):
+            raise AlassoError(f"{path}: {name} must be {WORDS[kind]}, not {raw[name]!r}")
+    if raw.get("seeds", 1) < 1:
+        raise AlassoError(f"{path}: seeds must be 1 or more: how many there are, counted from seed 0")
     for name, run in raw["runs"].items():
         if not isinstance(run, dict) or ("method" not in run and name not in METHODS):
             raise AlassoError(f'{path}: run {name!r} names no method; write {{ method = "…" }}')
@@ -104,6 +117,8 @@ def chosen(experiments: Mapping[str, Experiment], only: Sequence[str], skip: Seq
 def config_of(experiments: Mapping[str, Experiment], reference: str) -> RunConfig:
     """The config, with seed 0, of ``experiment/run``."""
     name, slash, run = reference.partition("/")
-    if not slash or name not in experiments:
+    if not slash:
+        raise AlassoError(f"{reference!r} names no run: write experiment/run")
+    if name not in experiments:
         raise AlassoError(f"{reference!r} names no run: there is no experiment {name!r}{nearest(name, experiments)}")
     return experiments[name].config(run)

@@ -125,12 +125,12 @@ def shown(finding: Finding, digits: int = 3) -> str:
 
 
 def shown_paper(claim: Claim) -> str:
-    return number(claim.paper) if isinstance(claim.paper, float) else claim.paper or "–"
+    return number(claim.paper) if isinstance(claim.paper, int | float) else claim.paper or "–"
 
 
 def shown_number(claim: Claim) -> str:
     """Its number; what it says in words is in the claim itself."""
-    return number(claim.paper) if isinstance(claim.paper, float) else "–"
+    return number(claim.paper) if isinstance(claim.paper, int | float) else "–"
 
 
 def tally_sentence(judged: Sequence[Judged]) -> str:
