@@ -510,3 +510,40 @@ def test_a_model_without_weights_to_protect_is_named():
     model.requires_grad_(False)
     with pytest.raises(AlassoError, match="no weights to protect: all are frozen or excluded"):
         ALASSO(model).attach(optimizer)
+
+
+def test_a_path_method_warns_of_a_penalty_that_is_added_before_it_looks():
+    """Attached first it sees the task's gradient alone; that is the advice, and here it is checked."""
+    tasks = toy_tasks(2)
+
+    def path_of_second_task(order):
+        torch.manual_seed(0)
+        model = mlp(6, 12, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        made = {"strong": MAS(model, lam=20.0), "observer": SI(model, c=0.0)}
+        for name in order:
+            made[name].attach(optimizer)
+        run(model, optimizer, tasks[0])
+        made["strong"].consolidate(tasks[0])
+        made["observer"].consolidate()
+        expected = torch.zeros(())
+        for x, y in tasks[1]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            grads, before = [p.grad.clone() for p in model.parameters()], weights(model)
+            optimizer.step()
+            expected = expected - sum(
+                (g * (p.detach() - b)).sum() for g, p, b in zip(grads, model.parameters(), before, strict=True)
+            )
+        path = sum(state["path"].sum() for state in made["observer"].state_dict()["parameters"].values())
+        return path, expected
+
+    path, expected = path_of_second_task(["observer", "strong"])
+    torch.testing.assert_close(path, expected, rtol=1e-4, atol=1e-7)
+    with pytest.warns(UserWarning, match="MAS is attached to this optimizer already: SI, attached after it, takes"):
+        path, expected = path_of_second_task(["strong", "observer"])
+    assert abs(path / expected - 1) > 0.01
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ALASSO(model).attach(optimizer)
+    EWC(model).attach(optimizer)  # has no path: nothing to warn of

@@ -12,6 +12,7 @@ between steps, or goes on accumulating into it, finds what it would find without
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,10 +234,23 @@ class Attachment(Exchange):
         super().__init__(regularizer, optimizer)
         self._engine = engine_for(optimizer)
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
+        self._warn_of_earlier_ones()
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+
+    def _warn_of_earlier_ones(self) -> None:
+        """A path integral is over the task's own gradient: with another penalty in it, it would be a wrong one."""
+        hooks = self.optimizer._optimizer_step_pre_hooks.values()
+        earlier = [owner for hook in hooks if isinstance(owner := getattr(hook, "__self__", None), Attachment)]
+        if earlier and self.regularizer.surrogate.observes_path:
+            own, other = (type(one.regularizer).__name__ for one in (self, earlier[0]))
+            warnings.warn(
+                f"{other} is attached to this optimizer already: {own}, attached after it, takes its penalty for part "
+                f"of the task's loss. Attach {own} first, or one of them only.",
+                stacklevel=4,
+            )
 
     def open(self) -> None:
         # Another hook that looks at the gradients, or changes them, must find them.

@@ -24,7 +24,10 @@ Model = Annotated[
     typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
 ]
 Lanes = Annotated[
-    str, typer.Option(help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU).")
+    str,
+    typer.Option(
+        help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU, where more are slower)."
+    ),
 ]
 
 

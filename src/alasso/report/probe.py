@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,7 +75,9 @@ def learn_first_task(learner: Learner) -> Learned:
     learner.begin_task(0)
     learner.prepare(0)
     observer = ALASSO(learner.model, **settings)
-    observer.attach(learner.optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # beside the method's own penalty, which in the first task there is none of
+        observer.attach(learner.optimizer)
     start = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     for epoch in range(config.epochs):
         for plan in learner.epoch_plan(0, epoch):
