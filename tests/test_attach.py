@@ -540,7 +540,9 @@ def test_a_path_method_warns_of_a_penalty_that_is_added_before_it_looks():
 
     path, expected = path_of_second_task(["observer", "strong"])
     torch.testing.assert_close(path, expected, rtol=1e-4, atol=1e-7)
-    with pytest.warns(UserWarning, match="MAS is attached to this optimizer already: SI, attached after it, takes"):
+    with pytest.warns(
+        UserWarning, match=r"\(MAS\) is attached to this optimizer already: SI, attached after it, takes"
+    ):
         path, expected = path_of_second_task(["strong", "observer"])
     assert abs(path / expected - 1) > 0.01
     model = mlp(6, 12, 4)

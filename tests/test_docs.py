@@ -44,6 +44,7 @@ def test_the_quick_start_runs_as_it_is_printed(tmp_path, monkeypatch):
     # The three lines are those of the README, and they work with what the second block made.
     assert blocks[0] in (ROOT / "README.md").read_text(encoding="utf-8")
     trained = []
+    names["reg"].detach()
     names |= {"tasks": ["only"], "train": lambda *_: trained.append(1) or names["optimizer"].step()}
     exec(compile(blocks[0], "index.md", "exec"), names)
     assert trained and names["reg"].tasks == 1

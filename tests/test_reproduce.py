@@ -633,7 +633,10 @@ def test_the_papers_document_fills_in_numbers_and_draws(tmp_path):
     assert row.endswith("| 0.900 ± 0.000 (2) | 0.550 ± 0.071 (2) | −0.350 ± 0.071 (2) |")
     assert "**CIFAR-100 is the re-split edition**" in text
     assert "**Split CIFAR-10/100, 30 tasks (cifar100 re-split)**" in text and "Data: cifar100 re-split." in text
-    assert "| ALASSO beats SI by 5.7 points | Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | above 0 | holds |" in text
+    assert (
+        "| ALASSO beats SI (in the paper by 5.7 points) | Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | above 0 | holds |"
+        in text
+    )
     assert "| split-cifar, 30 tasks | abacus | 1 | 90 s | 90.0 |" in text or "2 min" in text
     links = re.findall(r"\]\((figures/.*?)\)", text)
     assert links and all((tmp_path / "docs" / link).exists() for link in links)
@@ -789,7 +792,7 @@ def test_judging_needs_no_data_and_runs_nothing(tmp_path, monkeypatch, capsys):
         results.write(result(experiments["cifar"].config(run), final), tmp_path / "results")
     code, output, errors = command(["reproduce", "--judge", "--only", "cifar"], monkeypatch, capsys, width=120)
     assert code == 0, errors
-    assert "ALASSO beats SI by 5.7 points" in output and "not run in cifar: single-task" in output
+    assert "ALASSO beats SI (in the paper by 5.7 points)" in output and "not run in cifar: single-task" in output
     assert len(list((tmp_path / "results").iterdir())) == 2
     assert (tmp_path / "docs" / "reproduction.md").exists()
     assert not (tmp_path / "runs").exists()  # the page is for who asks for it: alasso report, or --report

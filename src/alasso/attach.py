@@ -247,8 +247,8 @@ class Attachment(Exchange):
         if earlier and self.regularizer.surrogate.observes_path:
             own, other = (type(one.regularizer).__name__ for one in (self, earlier[0]))
             warnings.warn(
-                f"{other} is attached to this optimizer already: {own}, attached after it, takes its penalty for part "
-                f"of the task's loss. Attach {own} first, or one of them only.",
+                f"another regularizer ({other}) is attached to this optimizer already: {own}, attached after it, takes "
+                f"its penalty for part of the task's loss. Detach the other one, or attach {own} first.",
                 stacklevel=4,
             )
 
