@@ -790,7 +790,7 @@ def test_judging_needs_no_data_and_runs_nothing(tmp_path, monkeypatch, capsys):
     experiments = read_experiments()
     for run, final in (("alasso", 0.7), ("si", 0.6)):
         results.write(result(experiments["cifar"].config(run), final), tmp_path / "results")
-    code, output, errors = command(["reproduce", "--judge", "--only", "cifar"], monkeypatch, capsys, width=120)
+    code, output, errors = command(["reproduce", "--judge", "--only", "cifar"], monkeypatch, capsys, width=160)
     assert code == 0, errors
     assert "ALASSO beats SI (in the paper by 5.7 points)" in output and "not run in cifar: single-task" in output
     assert len(list((tmp_path / "results").iterdir())) == 2
