@@ -513,8 +513,8 @@ def test_what_a_stack_draws_is_by_the_seed_of_its_last_run(monkeypatch):
 
 @pytest.mark.parametrize("method", ["si", "sgd-dropout"])
 def test_a_stack_that_was_stopped_in_the_middle_ends_where_it_would_have_to_the_last_bit(method, tmp_path):
-    """Wherever: in its first steps, in a task, at the end of one. With this width, how tensors lie in memory shows."""
-    fields = {"tasks": 2, "epochs": 1, "batch_size": 500, "hidden": 800}
+    """With this width, how tensors lie in memory shows in how sums are rounded."""
+    fields = {"tasks": 1, "epochs": 1, "hidden": 800}
     configs = [RunConfig.for_benchmark("permuted-digits", method, seed=seed, **fields) for seed in (0, 1)]
 
     def lanes_from(folder):
@@ -525,7 +525,7 @@ def test_a_stack_that_was_stopped_in_the_middle_ends_where_it_would_have_to_the_
 
     whole = lanes_from(tmp_path / "nowhere")
     loop.Trainer(whole, 1e9, lambda: False).train()
-    for steps in (1, 3):
+    for steps in (1, 9):
         with pytest.raises(Stopped):
             loop.Trainer(lanes_from(tmp_path), 1e9, StopAt(steps)).train()
         again = lanes_from(tmp_path)
