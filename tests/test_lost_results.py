@@ -459,6 +459,16 @@ def carried_out(configs, out, **options):
     return [result.accuracy for result in runs.carry_out(configs, how, Console())]
 
 
+def stopped_pair(out, monkeypatch):
+    """Two runs that were begun as one stack, and stopped after their first task."""
+    pair = [config("si", seed) for seed in (0, 1)]
+    with monkeypatch.context() as patched:
+        stop_after(1, patched)
+        with pytest.raises(Stopped):
+            carried_out(pair, out)
+    return pair
+
+
 @pytest.mark.parametrize("tasks", [1, 3, 4])
 def test_a_sweep_that_was_stopped_goes_on_in_the_same_stacks(tasks, tmp_path, monkeypatch):
     """In other stacks, runs that draw at random would be others: stopped in the first stack, in the second, and where
@@ -486,11 +496,7 @@ def test_runs_that_were_begun_in_two_stacks_go_on_in_one(tmp_path, monkeypatch, 
 
 
 def test_fewer_lanes_than_were_begun_with_are_taken_at_their_word(tmp_path, monkeypatch):
-    pair = [config("si", seed) for seed in (0, 1)]
-    with monkeypatch.context() as patched:
-        stop_after(1, patched)
-        with pytest.raises(Stopped):
-            carried_out(pair, tmp_path)
+    pair = stopped_pair(tmp_path, monkeypatch)
     how = runs.Options(tmp_path, device="cpu", resume=True, lanes=1)
     assert [result.environment["lanes"] for result in runs.carry_out(pair, how, Console(quiet=True))] == [1, 1]
 
@@ -537,11 +543,7 @@ def test_a_stack_that_was_stopped_in_the_middle_ends_where_it_would_have_to_the_
 
 
 def test_a_run_that_goes_on_alone_remembers_the_stack_it_was_begun_with(tmp_path, monkeypatch):
-    pair = [config("si", seed) for seed in (0, 1)]
-    with monkeypatch.context() as patched:
-        stop_after(1, patched)
-        with pytest.raises(Stopped):
-            carried_out(pair, tmp_path)
+    pair = stopped_pair(tmp_path, monkeypatch)
     (alone,) = runs.carry_out(pair[:1], runs.Options(tmp_path, device="cpu", resume=True, lanes=1), Console(quiet=True))
     assert alone.environment["stack"] == [one.name for one in pair] and alone.environment["lanes"] == 1
 

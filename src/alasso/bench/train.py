@@ -81,15 +81,10 @@ def run_together(
 
     ``waypoints``: for each run, shorter ones that it passes through; they are given, and written, their results then.
     """
-    if twice := next((c.name for i, c in enumerate(configs) if c in configs[:i]), None):
-        raise AlassoError(f"{twice} is given twice: a run and itself would write one result")
+    refuse_doubles(configs)
     place = torch_device(device)
     streams = streams or make_streams(configs, data_dir, place)
-    for config, stream in zip(configs, streams, strict=True):
-        if config.tasks not in (None, len(stream)):
-            raise AlassoError(
-                f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream"
-            )
+    refuse_other_lengths(configs, streams)
     set_precision(configs[0].precision)
     lanes = []
     for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
@@ -129,6 +124,19 @@ def run_together(
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
+
+
+def refuse_doubles(configs: Sequence[RunConfig]) -> None:
+    if twice := next((config.name for i, config in enumerate(configs) if config in configs[:i]), None):
+        raise AlassoError(f"{twice} is given twice: a run and itself would write one result")
+
+
+def refuse_other_lengths(configs: Sequence[RunConfig], streams: Sequence[Stream]) -> None:
+    for config, stream in zip(configs, streams, strict=True):
+        if config.tasks not in (None, len(stream)):
+            raise AlassoError(
+                f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream"
+            )
 
 
 def write(result: Result, out: Path | None) -> None:
