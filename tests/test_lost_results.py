@@ -96,6 +96,7 @@ def stop_after(tasks, monkeypatch):
         finish_task(trainer, t)
         ended.append(t)
         if len(ended) == tasks:
+            trainer.save()
             trainer.writer.finish()
             raise Stopped(f"task {t + 1}")
 

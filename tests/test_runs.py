@@ -285,6 +285,16 @@ def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path):
     assert pieces.ahead == undisturbed.ahead and pieces.untrained == undisturbed.untrained
 
 
+def test_checkpoints_come_by_the_clock_and_not_with_every_task(tmp_path, monkeypatch):
+    """A stack of runs writes gigabytes each time, and its tasks may take seconds."""
+    tasks_saved = []
+    monkeypatch.setattr(checkpoint.Writer, "save", lambda writer, path, config, at, *rest: tasks_saved.append(at.task))
+    train.run(small("sgd"), device="cpu", out=tmp_path / "never", checkpoint_every=1e9)
+    assert tasks_saved == []
+    train.run(small("sgd"), device="cpu", out=tmp_path / "always", checkpoint_every=0.0)
+    assert set(tasks_saved) == {0, 1, 2}
+
+
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path

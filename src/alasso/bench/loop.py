@@ -169,7 +169,7 @@ class Trainer:
                 self.save()
                 self.writer.finish()
                 raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {self.step}")
-            if time.monotonic() - self._last_save > self.checkpoint_every:
+            if self.save_is_due():
                 self.save()
         self.epoch, self.step = epoch + 1, 0
         # A GPU is still at work on the steps of this epoch: time to tell of the one before, and to plan the next.
@@ -220,7 +220,7 @@ class Trainer:
             lane.position.seconds_at[t + 1] = seconds
         for lane in sound:
             lane.position.diverged += [(t + 1, self.lanes[i].config.to_json()) for i in diverged]
-        if t + 1 < len(self.lanes[0].stream) or diverged:
+        if diverged or (self.save_is_due() and t + 1 < len(self.lanes[0].stream)):
             self.save(sound)
         self.write_waypoints(sound)  # last: what cannot be written must not cost the task
         if diverged:
@@ -241,6 +241,9 @@ class Trainer:
         return None
 
     # -- where it stands ----------------------------------------------------------------------------------------
+
+    def save_is_due(self) -> bool:
+        return time.monotonic() - self._last_save > self.checkpoint_every
 
     def save(self, lanes: Sequence[Lane] | None = None) -> None:
         """A checkpoint of each of these lanes, or of all."""
