@@ -73,7 +73,7 @@ def test_a_mixture_gives_the_very_examples_that_its_pairs_name(make):
 @pytest.mark.parametrize("batch_size", [12, 25])
 def test_multi_task_batches_hold_all_tasks_evenly(tasks, batch_size):
     sizes = [60] * tasks
-    pairs = even_mixture(sizes, torch.Generator().manual_seed(0))
+    pairs = even_mixture(sizes, seed=0)
     assert len(pairs) == 60  # as many steps as any other method makes on the last task
     for batch in pairs.split(batch_size):
         counts = torch.bincount(batch[:, 0], minlength=tasks)
@@ -84,8 +84,16 @@ def test_multi_task_batches_hold_all_tasks_evenly(tasks, batch_size):
 
 
 def test_multi_task_with_a_small_task_goes_round_it():
-    pairs = even_mixture([3, 12], torch.Generator().manual_seed(0))
+    pairs = even_mixture([3, 12], seed=0)
     assert sorted(pairs[pairs[:, 0] == 0, 1].tolist()) == [0, 0, 1, 1, 2, 2]
+
+
+def test_multi_task_draws_every_example_equally_often():
+    drawn = torch.cat([even_mixture([20, 20, 20], seed) for seed in range(600)])
+    for t in range(3):
+        counts = torch.bincount(drawn[drawn[:, 0] == t, 1], minlength=20)
+        assert counts.sum() == 600 * len(range(t, 20, 3))
+        assert (counts / counts.sum() * 20 - 1).abs().max() < 0.28  # five standard deviations
 
 
 def test_multi_task_learner_trains_on_every_task_so_far():
