@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/alasso report runs/demo -o runs/demo/report.html
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev
