@@ -93,7 +93,7 @@ def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, m
 
     monkeypatch.setattr(checkpoint, "whole_file", later_full)
     with pytest.raises(AlassoError, match="the disk is full; free some space"):
-        finished(config, out=tmp_path)
+        finished(config, out=tmp_path, checkpoint_every=0.0)
     assert len(begun) == 2
     monkeypatch.setattr(checkpoint, "whole_file", real)
     assert finished(config, out=tmp_path, resume=True).accuracy == finished(config).accuracy

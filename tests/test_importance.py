@@ -455,6 +455,17 @@ def test_parameters_without_influence_get_zeros() -> None:
     assert not any(v.any() for v in fisher(model, [(x, y)], parameters={"u": model.unused.weight}).values())
 
 
+def test_a_model_with_several_outputs_needs_a_head() -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x), x
+
+    model, x, y = Twice(4, 3), torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    with pytest.raises(AlassoError, match="answers with a tuple, not with a tensor: pass a head"):
+        fisher(model, [(x, y)])
+    assert fisher(model, [(x, y)], head=lambda output: output[0])["weight"].any()
+
+
 def test_foreign_parameter_is_refused() -> None:
     model, x, y = setting("mlp")
     with pytest.raises(AlassoError, match="'stray'"):

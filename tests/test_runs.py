@@ -31,6 +31,7 @@ from alasso.bench import (
     results,
     runs,
     search,
+    taking,
     train,
 )
 from alasso.bench.benchmarks import left_over, make_stream
@@ -101,6 +102,8 @@ def test_a_result_that_lost_rows_is_refused(tmp_path):
 
 def test_a_stream_of_another_length_than_was_asked_for_is_refused():
     x, y = torch.randn(12, 6), torch.arange(12) % 2
+    with pytest.raises(AlassoError, match="stream must be a Stream, not a list"):
+        train.run(small("sgd"), device="cpu", stream=[1, 2])
     with pytest.raises(AlassoError, match="tasks=5, but the stream has 1"):
         train.run(RunConfig.own("sgd", tasks=5), stream=Stream.of([((x, y), (x, y))]), device="cpu")
 
@@ -383,6 +386,41 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path):
     assert killed.accuracy == finished(killed.config).accuracy
 
 
+def test_a_run_is_one_process_s_at_a_time(tmp_path):
+    configs = [small("sgd"), small("sgd", seed=1)]
+    options = runs.Options(out=tmp_path, device="cpu", quiet=True)
+    with taking.taken(tmp_path, [configs[1].name]):
+        with pytest.raises(AlassoError, match=f"{configs[1].name} is being trained by another process"):
+            runs.carry_out(configs[1:], options, Console(quiet=True))
+        runs.carry_out(configs[:1], options, Console(quiet=True))  # is nobody's
+    runs.carry_out(configs, options, Console(quiet=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{config.name}.json" for config in configs)
+
+
+def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
+    held = "import sys, time; from pathlib import Path; from alasso.bench.taking import taken\n"
+    held += "with taken(Path(sys.argv[1]), ['x']): print('held', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(AlassoError, match="another process"), taking.taken(tmp_path, ["x"]):
+            pass
+        process.kill()
+    assert (tmp_path / ".x.lock").exists()
+    with taking.taken(tmp_path, ["x"]):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(taking.fcntl, "flock", refuse)
+    with taking.taken(tmp_path, ["x"]), taking.taken(tmp_path, ["x"]):
+        pass
+
+
 def test_a_search_finds_out_first_whether_its_outcome_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("was run"))
@@ -391,14 +429,20 @@ def test_a_search_finds_out_first_whether_its_outcome_can_be_written(tmp_path, m
         search.search("permuted-digits", ["si"], [0], {}, options, tmp_path / "file" / "f.json", Console())
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("sent", "on_ctrl_c"), [(signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_IGN)]
+)
+def test_ctrl_c_and_a_polite_kill_stop_cleanly_and_say_how_to_go_on(sent, on_ctrl_c, tmp_path):
+    """Also where a shell has Ctrl-C ignored, for what it puts in the background."""
     words = ["run", "permuted-digits", "--tasks", "50", "--epochs", "50", "--device", "cpu", "--out", str(tmp_path)]
+    before = signal.signal(signal.SIGINT, on_ctrl_c)  # children inherit what is ignored
     process = subprocess.Popen(
         [sys.executable, "-m", "alasso", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGINT, before)
     try:
         process.stdout.readline()  # the first task is done
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()

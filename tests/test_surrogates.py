@@ -190,6 +190,7 @@ def test_settings_may_be_tensors_that_broadcast_over_stacked_runs():
         (lambda: AlassoSurrogate(xi=float("nan")), "xi must be"),
         (lambda: AlassoSurrogate(omega_rule="exact"), "omega_rule must be one of accurate, si"),
         (lambda: AlassoSurrogate(unmoved="left"), "unmoved must be one of"),
+        (lambda: AlassoSurrogate(monotone="no"), "monotone must be True or False, not 'no'"),
         (lambda: SISurrogate(c=float("inf")), "c must be"),
         (lambda: OnlineEWCSurrogate(gamma=1.5), "between 0 and 1"),
         (lambda: EWCSurrogate().consolidate(EWCSurrogate().init(tensor(1.0)), tensor(1.0)), "loader"),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -50,10 +54,32 @@ def common(
     pass
 
 
+@contextmanager
+def terminated_like_ctrl_c() -> Iterator[None]:
+    """A polite kill, as from ``timeout`` or a job queue, ends a command as Ctrl-C does: what was trained is saved."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(on_ctrl_c):  # ignored, as in what a script puts in the background
+            raise KeyboardInterrupt
+        on_ctrl_c(number, frame)
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main() -> None:
     """Entry point: a mistake of the user's is one line and exit code 2."""
     try:
-        sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
+        with terminated_like_ctrl_c():
+            sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
     except AlassoError as error:
         print(f"alasso: {error}", file=sys.stderr)
         sys.exit(2)

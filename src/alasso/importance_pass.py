@@ -93,6 +93,11 @@ class ImportancePass:
 
     def _add_batch(self, x: Inputs, y: Tensor | None) -> None:
         output, calls = self._recorded_forward(x)
+        if not isinstance(output, Tensor):
+            raise AlassoError(
+                f"The model answers with a {type(output).__name__}, not with a tensor: pass a head that picks it out, "
+                "such as head=lambda output: output[0]."
+            )
         if output.shape[:1] != (_rows(x),):
             raise AlassoError(f"The output must have a row for each of {_rows(x)} samples, not {output.shape}.")
         targets = self.objective.targets(output, y)

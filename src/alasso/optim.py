@@ -34,6 +34,13 @@ class _OnePass(TakesRegularizer, Optimizer):
         """The regularizer that this optimizer works for."""
         return None if self._exchange is None else self._exchange.regularizer
 
+    def _work_for(self, regularizer: Any) -> None:
+        if isinstance(regularizer, Regularizer):
+            regularizer.attach(self)
+        elif regularizer is not None:
+            given = regularizer.__name__ if isinstance(regularizer, type) else repr(regularizer)
+            raise AlassoError(f"regularizer takes one made for the model, as alasso.ALASSO(model), not {given}")
+
     def connect(self, regularizer: Regularizer) -> Exchange:
         if self._exchange is not None and self._exchange.regularizer is not regularizer:
             raise AlassoError(
@@ -116,8 +123,7 @@ class Adam(_OnePass, torch.optim.Adam):
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
         self._engine = AdamEngine(self, compile)
-        if regularizer is not None:
-            regularizer.attach(self)
+        self._work_for(regularizer)
 
     def step(self, closure: Closure | None = None) -> Any:
         check_recording(self)
@@ -145,8 +151,7 @@ class SGD(_OnePass, torch.optim.SGD):
     ) -> None:
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **options)
         self._engine = SGDEngine(self, compile)
-        if regularizer is not None:
-            regularizer.attach(self)
+        self._work_for(regularizer)
 
     def step(self, closure: Closure | None = None) -> Any:
         return self._step(closure, torch.optim.SGD.step)

@@ -29,6 +29,7 @@ from alasso.bench.progress import (
     TensorBoardLog,
 )
 from alasso.bench.results import Result
+from alasso.bench.taking import taken
 from alasso.bench.waypoints import Waypoint, carriers, on_the_way
 from alasso.errors import AlassoError, DivergedError
 
@@ -254,6 +255,7 @@ def _carry_out_together(
     from alasso.bench import train
 
     with ExitStack() as stack:
+        stack.enter_context(taken(options.out, [config.name for config in configs]))
         watching: list[Observer] = []
         for config in configs:
             observers: list[Observer] = []

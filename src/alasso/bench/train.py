@@ -133,6 +133,10 @@ def refuse_doubles(configs: Sequence[RunConfig]) -> None:
 
 def refuse_other_lengths(configs: Sequence[RunConfig], streams: Sequence[Stream]) -> None:
     for config, stream in zip(configs, streams, strict=True):
+        if not isinstance(stream, Stream):
+            raise AlassoError(
+                f"stream must be a Stream, not a {type(stream).__name__}: Stream.of makes one of your data"
+            )
         if config.tasks not in (None, len(stream)):
             raise AlassoError(
                 f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream"

@@ -86,6 +86,8 @@ class AlassoSurrogate(Surrogate[AlassoState]):
             epsilon_prime=self.epsilon_prime,
             xi=self.xi,
         )
+        if not isinstance(self.monotone, bool):
+            raise AlassoError(f"monotone must be True or False, not {self.monotone!r}")
         for name, allowed in (("omega_rule", get_args(OmegaRule)), ("unmoved", get_args(Unmoved))):
             if getattr(self, name) not in allowed:
                 raise AlassoError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -32,13 +30,6 @@ def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -
 
 
 def carry_out(
-    plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
-) -> None:
-    with terminated_like_ctrl_c():
-        _carry_out(plan, estimate, options, console, say)
-
-
-def _carry_out(
     plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
 ) -> None:
     for part in plan.parts:
@@ -126,24 +117,6 @@ def to_do(plan: Plan) -> str:
     again = [as_before(plan.again)] if plan.again else []
     probes = [count_of(len(plan.probes), "probe")] if plan.probes else []
     return " and ".join(runs_ + again + probes)
-
-
-@contextmanager
-def terminated_like_ctrl_c() -> Iterator[None]:
-    """A polite kill, as from ``timeout`` or a job queue, saves the run and notes the time like Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
