@@ -57,8 +57,22 @@ def mixed():
     return [*(small(m) for m in METHODS if m != "alasso-memory"), *varied, small("si", reset_optimizer=True)]
 
 
-def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone():
-    found = compared_step_by_step(mixed())
+def plain():
+    return [small("sgd"), small("single-task"), small("multi-task"), small("sgd", seed=1, reset_optimizer=True)]
+
+
+def even():
+    """Springs that are the same on both sides, of weights whose path is not observed; and a lane without any."""
+    varied = [small("ewc", seed=1, lam=30.0), small("ewc", reset_optimizer=True), small("imm-mean", transfer="l2")]
+    return [*(small(m) for m in ("ewc", "online-ewc", "mas", "sgd")), *varied]
+
+
+@pytest.mark.parametrize(
+    ("configs", "kind"), [(plain(), slots.PlainSlot), (even(), slots.EvenSlot), (mixed(), slots.SpringSlot)]
+)
+def test_every_step_of_a_stack_is_the_step_each_run_would_make_alone(configs, kind):
+    found = compared_step_by_step(configs)
+    assert stack.kind_for([lane.learner for lane in found.together]) is kind
     assert found.steps == {3 * 2 * 3}
     assert found.difference <= 1, found.where
     for lane, alone in zip(found.together, found.alone, strict=True):
@@ -157,6 +171,20 @@ def test_grouping_keeps_what_differs_in_shape_apart():
     assert lanes.grouped(configs, 1) == [[config] for config in configs]
     split = [RunConfig.for_benchmark("split-cifar", m) for m in ("multi-task", "alasso-memory", "alasso", "si")]
     assert [len(g) for g in lanes.grouped(split, 8)] == [1, 1, 2]
+
+
+def test_where_several_stacks_are_needed_methods_with_like_passes_go_together():
+    configs = [small(m, seed=s) for s in (0, 1) for m in ("alasso", "single-task", "ewc", "si", "sgd", "mas")]
+    groups = [[c.method for c in group] for group in lanes.grouped(configs, 4)]
+    assert groups == [
+        ["single-task", "sgd", "single-task", "sgd"],
+        ["ewc", "mas", "ewc", "mas"],
+        ["alasso", "si", "alasso", "si"],
+    ]
+    kinds = [slots.PlainSlot, slots.EvenSlot, slots.SpringSlot]
+    for config in (small(m) for m in lanes.STACKABLE):
+        learner = train.make_learner(config, make_stream(config, None, CPU), None, CPU)
+        assert stack.kind_for([learner]) is kinds[lanes.pass_of(config)]
 
 
 def test_padding_holds_every_example_once_and_shares_add_up():
@@ -419,22 +447,24 @@ def stacked_tensors(device, lanes_, outs, inputs):
 
 
 @on_gpu
+@pytest.mark.parametrize("kind", [slots.PlainSlot, slots.EvenSlot, slots.SpringSlot])
 @pytest.mark.parametrize("one_shape", [False, True])
 @pytest.mark.parametrize("count", [1, 33, 70_001])
-def test_the_compiled_pass_equals_the_plain_one(count, one_shape):
+def test_the_compiled_pass_equals_the_plain_one(count, one_shape, kind):
     values = ([1e-3, 2e-3, 3e-3], [0.5, 0.7, 1.0], [True, False, True])
     pace = [torch.tensor(of_lanes).cuda()[:, None] for of_lanes in values]
     gradient = torch.randn(3, count, generator=torch.Generator().manual_seed(0)).cuda()
-    got = [tensor.flatten(1) for tensor in stacked_tensors("cuda", 3, 1, count)]
+    got = [tensor.flatten(1) for tensor in stacked_tensors("cuda", 3, 1, count)[: len(kind._fields)]]
     before = [tensor.clone() for tensor in got]
     epsilon = torch.tensor([[1e-8], [1e-8], [1e-3]]).cuda()
-    run = compiling.compiled(slots.spring_and_adam_, 3, tuple(gradient.shape) if one_shape else ())
-    tilt = [torch.tensor(of_lanes).cuda()[:, None] for of_lanes in ([1.0, 1.8, 3.0], [0.0, 1e-6, 0.1])]
+    run = compiling.compiled(slots.PASSES[kind], 3, tuple(gradient.shape) if one_shape else ())
+    numbers = ([1.0, 1.8, 3.0], [0.0, 1e-6, 0.1]) if kind is slots.SpringSlot else ()
+    tilt = [torch.tensor(of_lanes).cuda()[:, None] for of_lanes in numbers]
     run(*got, gradient, *pace, epsilon, *tilt)
     assert run.run is not run.plain
     want = [tensor.double() if tensor.is_floating_point() else tensor for tensor in before]
     rest = [pace[2], *(tensor.double() for tensor in (epsilon, *tilt))]
-    slots.spring_and_adam_(*want, gradient.double(), *(p.double() for p in pace[:2]), *rest)
+    slots.PASSES[kind](*want, gradient.double(), *(p.double() for p in pace[:2]), *rest)
     for new, old, expected in zip(got, before, want, strict=True):
         torch.testing.assert_close(new.to(expected.dtype), expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(new[1], old[1]), "a lane that is not active stays as it is"

@@ -246,13 +246,13 @@ def test_the_passes_are_the_kl_term_by_autograd_and_torchs_adam():
     numbers = (rates, epsilons, [0.5 / n for n in sizes])
     rate, epsilon, half_share = (torch.tensor(of_lanes, dtype=double)[:, None] for of_lanes in numbers)
     stiffness = torch.stack([vcl.kl_stiffness(row.exp(), n) for row, n in zip(prior_logvar, sizes, strict=True)])
-    means = slots.MeanSlot(mean.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_mean, stiffness)
+    means = slots.EvenSlot(mean.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_mean, stiffness)
     logvars = slots.LogvarSlot(logvar.clone(), *(torch.zeros_like(mean) for _ in range(2)), prior_logvar, logvar.exp())
     steps = torch.zeros(3, 1)
     for i, (by_mean, by_variance) in enumerate(gradients):
         share = torch.tensor([[1.0], [0.0 if i == 1 else 1.0], [1.0]])
         pace = stack.pace_of_step_(steps, rate, share)
-        slots.mean_and_adam_(*means, by_mean, *pace, epsilon)
+        slots.even_spring_and_adam_(*means, by_mean, *pace, epsilon)
         slots.logvar_and_adam_(*logvars, by_variance, *pace, epsilon, half_share)
     for lane in range(3):
         parameters = [nn.Parameter(tensor[lane].clone()) for tensor in (mean, logvar)]
@@ -294,7 +294,7 @@ def arguments_and_exact_ones(device, count, dtype=torch.float32):
     pace = [step_size, root, active, epsilon]
     stiffness = half_share / prior_logvar.exp()
     rows = {
-        slots.MeanSlot: [mean, m.clone(), v.clone(), prior_mean, stiffness, grad, *pace],
+        slots.EvenSlot: [mean, m.clone(), v.clone(), prior_mean, stiffness, grad, *pace],
         slots.LogvarSlot: [logvar, m, v, prior_logvar, logvar.exp(), grad, *pace, half_share],
     }
     for kind, arguments in rows.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso.bench.lane_gradients import Weights
-from alasso.bench.slots import Slot
+from alasso.bench.slots import Slot, anchor_of
 from alasso.errors import AlassoError
 from alasso.methods.imm import layers_to_drop, with_nodes_dropped
 
@@ -42,7 +42,7 @@ class LaneDrops:
             layer.register_forward_hook(drop_as_given, with_kwargs=True)
 
     def given(self, slots: Mapping[str, Slot]) -> Weights:
-        anchors = {name: slots[parameter].anchor for name, parameter in self.anchors.items()}
+        anchors = {name: anchor_of(slots[parameter]) for name, parameter in self.anchors.items()}
         return anchors | dict.fromkeys(self.chances, self.chance)
 
 

@@ -30,21 +30,12 @@ from alasso.methods.gaussian_layers import BayesLayer
 
 WARM_UP = 3  # real steps, made one by one, before some are recorded
 TOGETHER = 5  # steps in one recording: what a replay costs the host, and the gap before the next one, is paid once
-#: Methods whose step is: gather, cross-entropy, backward, spring, Adam.
-STACKABLE = (
-    "sgd",
-    "sgd-dropout",
-    "ewc",
-    "online-ewc",
-    "si",
-    "mas",
-    "imm-mean",
-    "imm-mode",
-    "alasso",
-    "alasso-memory",
-    "single-task",
-    "multi-task",
-)
+#: Methods whose step is: gather, cross-entropy, backward, spring, Adam. By what a pass over their weights has to read
+#: and write: no spring at all, one that is the same on both sides, or sides and a path, too.
+SPRINGLESS = ("sgd", "sgd-dropout", "single-task", "multi-task")
+EVEN_SPRINGS = ("ewc", "online-ewc", "mas", "imm-mean", "imm-mode")
+SPRINGS_AND_PATHS = ("si", "alasso", "alasso-memory")
+STACKABLE = SPRINGLESS + EVEN_SPRINGS + SPRINGS_AND_PATHS
 #: Those whose weights are Gaussians: gather, sampled cross-entropy, backward, KL term, Adam.
 VARIATIONAL = ("vcl", "vcl-coreset")
 #: Fields of a config that lanes of one stack may differ in.
@@ -67,17 +58,27 @@ def shape_of(config: RunConfig) -> tuple[Any, ...] | None:
 
 
 def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
-    """The configs in stacks of at most ``lanes``, in the order in which each stack's first one comes."""
+    """The configs in stacks of at most ``lanes``, in the order in which each stack's first one comes.
+
+    Where those of one shape are more than one stack holds, methods with like passes go together.
+    """
     groups: dict[Any, list[RunConfig]] = {}
     for config in configs:
         shape = shape_of(config) if lanes > 1 else None
         groups.setdefault(config.name if shape is None else repr(shape), []).append(config)
     stacks = []
     for group in groups.values():
+        if len(group) > lanes:
+            group.sort(key=pass_of)
         count = -(-len(group) // lanes)  # as even as can be: 17 runs are 9 + 8 and not 16 + 1
         size = -(-len(group) // count)
         stacks += [group[i : i + size] for i in range(0, len(group), size)]
     return stacks
+
+
+def pass_of(config: RunConfig) -> int:
+    """How much the pass over its weights reads and writes, as a rank."""
+    return sum(config.method not in lighter for lighter in (SPRINGLESS, SPRINGLESS + EVEN_SPRINGS))
 
 
 def stackable(learner: Learner) -> bool:

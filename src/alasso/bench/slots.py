@@ -1,7 +1,8 @@
 """One parameter of all lanes: what is kept of it from step to step, and the one pass over it that a step makes.
 
-There are three kinds: a weight under a spring, and, where a weight is a Gaussian, its mean and its log-variance. Of
-each, a pass reads and writes as few bytes as it can: memory is what a step waits for.
+There are four kinds: a weight by itself, under a spring that is as stiff on one side as on the other, or under one
+that tells them apart; and the log-variance of a weight that is a Gaussian. Of each, a pass reads and writes as few
+bytes as it can: memory is what a step waits for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,26 @@ BETA1, BETA2 = 0.9, 0.999  # torch's defaults, which all learners use
 # -- what is kept: tensors with a leading axis, a row a lane ------------------------------------------------------
 
 
+class PlainSlot(NamedTuple):
+    """A weight that nothing holds."""
+
+    theta: Tensor
+    m: Tensor
+    v: Tensor
+
+
+class EvenSlot(NamedTuple):
+    """A weight and its spring, the same on both sides; or the mean of a Gaussian weight, whose KL term is one."""
+
+    theta: Tensor
+    m: Tensor
+    v: Tensor
+    anchor: Tensor
+    stiffness: Tensor
+
+
 class SpringSlot(NamedTuple):
-    """A weight and its spring, with a stiffness of its own on each side."""
+    """A weight and its spring, with a stiffness of its own on each side, and ω, its path integral."""
 
     theta: Tensor
     m: Tensor
@@ -33,16 +52,6 @@ class SpringSlot(NamedTuple):
     stiffness: Tensor  # where training was observed
     side: Tensor  # which side that is, in a byte, as in ALASSO's state
     path: Tensor
-
-
-class MeanSlot(NamedTuple):
-    """Mean of a Gaussian weight: the KL term is a spring that is the same on both sides."""
-
-    theta: Tensor
-    m: Tensor
-    v: Tensor
-    anchor: Tensor  # the prior's mean
-    stiffness: Tensor
 
 
 class LogvarSlot(NamedTuple):
@@ -58,7 +67,7 @@ class LogvarSlot(NamedTuple):
     variance: Tensor
 
 
-Slot = SpringSlot | MeanSlot | LogvarSlot
+Slot = PlainSlot | EvenSlot | SpringSlot | LogvarSlot
 
 
 def empty_slot(kind: type[Slot], leading: Tensor) -> Slot:
@@ -73,6 +82,11 @@ def laid_out_like(gradient: Tensor, slot: Slot) -> Slot:
 
 def given_to_the_network(slot: Slot) -> Tensor:
     return slot.variance if isinstance(slot, LogvarSlot) else slot.theta
+
+
+def anchor_of(slot: Slot) -> Tensor:
+    assert not isinstance(slot, PlainSlot)
+    return slot.anchor
 
 
 def row_of(slot: Slot, lane: int) -> Slot:
@@ -107,6 +121,37 @@ def in_rows(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 # of slot needs.
 
 
+def adam_(
+    theta: Tensor,
+    m: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    step_size: Tensor,
+    root: Tensor,
+    active: Tensor,
+    adam_epsilon: Tensor,
+) -> None:
+    """Adam alone; a lane that is not active stays as it is."""
+    put_where_(active, (theta, m, v), after_adam(theta, m, v, grad, step_size, root, adam_epsilon))
+
+
+def even_spring_and_adam_(
+    theta: Tensor,
+    m: Tensor,
+    v: Tensor,
+    anchor: Tensor,
+    stiffness: Tensor,
+    grad: Tensor,
+    step_size: Tensor,
+    root: Tensor,
+    active: Tensor,
+    adam_epsilon: Tensor,
+) -> None:
+    """Penalty, or KL term, and Adam in one pass; a lane that is not active stays as it is."""
+    total = grad + two_sided_spring_grad(theta - anchor, stiffness, stiffness)
+    put_where_(active, (theta, m, v), after_adam(theta, m, v, total, step_size, root, adam_epsilon))
+
+
 def spring_and_adam_(
     theta: Tensor,
     m: Tensor,
@@ -131,23 +176,6 @@ def spring_and_adam_(
     moved = after_adam(theta, m, v, total, step_size, root, adam_epsilon)
     new_path = path - grad * (moved[0] - theta)
     put_where_(active, (theta, m, v, path), (*moved, new_path))
-
-
-def mean_and_adam_(
-    theta: Tensor,
-    m: Tensor,
-    v: Tensor,
-    anchor: Tensor,
-    stiffness: Tensor,
-    grad: Tensor,
-    step_size: Tensor,
-    root: Tensor,
-    active: Tensor,
-    adam_epsilon: Tensor,
-) -> None:
-    """KL term and Adam of means in one pass; a lane that is not active stays as it is."""
-    total = grad + two_sided_spring_grad(theta - anchor, stiffness, stiffness)
-    put_where_(active, (theta, m, v), after_adam(theta, m, v, total, step_size, root, adam_epsilon))
 
 
 def logvar_and_adam_(
@@ -183,7 +211,8 @@ def put_where_(active: Tensor, places: tuple[Tensor, ...], contents: tuple[Tenso
 
 
 PASSES: dict[type[Slot], Callable[..., None]] = {
+    PlainSlot: adam_,
+    EvenSlot: even_spring_and_adam_,
     SpringSlot: spring_and_adam_,
-    MeanSlot: mean_and_adam_,
     LogvarSlot: logvar_and_adam_,
 }

@@ -19,8 +19,9 @@ from alasso.bench.slots import (
     BETA1,
     BETA2,
     PASSES,
+    EvenSlot,
     LogvarSlot,
-    MeanSlot,
+    PlainSlot,
     Slot,
     SpringSlot,
     empty_slot,
@@ -74,11 +75,12 @@ class Stack:
         self.tilt = Tilt(torch.ones_like(self.rate), torch.zeros_like(self.rate))
         self.half_share = torch.zeros_like(self.rate)  # 1 / 2N, where weights are Gaussians
         self.numbers: dict[type[Slot], tuple[Tensor, ...]] = {
+            PlainSlot: (),
+            EvenSlot: (),
             SpringSlot: self.tilt,
-            MeanSlot: (),
             LogvarSlot: (self.half_share,),
         }  # which the passes take beside those that all of them take
-        kinds = kinds_of_slots(learners[0])
+        kinds = kinds_of_slots(learners)
         self.slots = {
             name: empty_slot(kinds[name], torch.empty(len(learners), *p.shape, dtype=p.dtype, device=self.device))
             for name, p in learners[0].model.named_parameters()
@@ -119,7 +121,7 @@ class Stack:
                 row = row_of(self.slots[name], lane)
                 parameter.data = taken(row.theta, parameter.data)
                 self._adopt_moments(learner.optimizer, parameter, row, lane)
-                if isinstance(learner, Regularized) and isinstance(row, SpringSlot):
+                if isinstance(learner, Regularized) and isinstance(row, EvenSlot | SpringSlot):
                     self._adopt_spring(learner, name, parameter, row)
             if isinstance(learner, Regularized):
                 self.tilt.a[lane], self.tilt.epsilon[lane] = learner.regularizer.surrogate.overestimate()
@@ -140,16 +142,19 @@ class Stack:
             self.steps[lane] = state["step"].clone()  # it may be this very place
         state.update(step=self.steps[lane, 0], exp_avg=row.m, exp_avg_sq=row.v)
 
-    def _adopt_spring(self, learner: Regularized, name: str, parameter: nn.Parameter, row: SpringSlot) -> None:
+    def _adopt_spring(
+        self, learner: Regularized, name: str, parameter: nn.Parameter, row: EvenSlot | SpringSlot
+    ) -> None:
         regularizer = learner.regularizer
         state = regularizer.state_of(name, parameter)
         stiffness, side = regularizer.surrogate.observed_spring(state)
         # What has no past has no penalty, whatever a method's settings say.
         row.stiffness.copy_(stiffness) if regularizer.tasks else row.stiffness.zero_()
-        row.side.copy_(side)
         views = {"anchor": taken(row.anchor, state.anchor)}
-        if regularizer.surrogate.observes_path:
-            views["path"] = taken(row.path, state.path)
+        if isinstance(row, SpringSlot):
+            row.side.copy_(side)
+            if regularizer.surrogate.observes_path:
+                views["path"] = taken(row.path, state.path)
         regularizer.adopt(name, state._replace(**views))
 
     def _adopt_priors(self, learner: Variational, lane: int) -> None:
@@ -157,7 +162,7 @@ class Stack:
         self.half_share[lane] = 0.5 / learner.data_size
         for posterior in named_posteriors(learner.model):
             mean, logvar = self.slots[posterior.mean], self.slots[posterior.logvar]
-            assert isinstance(mean, MeanSlot) and isinstance(logvar, LogvarSlot)
+            assert isinstance(mean, EvenSlot) and isinstance(logvar, LogvarSlot)
             mean.anchor[lane].copy_(posterior.prior_mean)
             mean.stiffness[lane].copy_(kl_stiffness(posterior.prior_var, learner.data_size))
             logvar.anchor[lane].copy_(posterior.prior_var.log())
@@ -252,11 +257,20 @@ def pace_of_step_(steps: Tensor, rate: Tensor, share: Tensor) -> tuple[Tensor, T
     return (rate / correction1).to(rate.dtype), correction2.sqrt().to(rate.dtype), active
 
 
-def kinds_of_slots(learner: Learner) -> dict[str, type[Slot]]:
-    """By name of parameter."""
-    if not isinstance(learner, Variational):
-        return {name: SpringSlot for name, _ in learner.model.named_parameters()}
+def kinds_of_slots(learners: Sequence[Learner]) -> dict[str, type[Slot]]:
+    """By name of parameter; the least that all these learners can do with."""
+    first = learners[0]
+    if not isinstance(first, Variational):
+        return dict.fromkeys((name for name, _ in first.model.named_parameters()), kind_for(learners))
     kinds: dict[str, type[Slot]] = {}
-    for posterior in named_posteriors(learner.model):
-        kinds |= {posterior.mean: MeanSlot, posterior.logvar: LogvarSlot}
+    for posterior in named_posteriors(first.model):
+        kinds |= {posterior.mean: EvenSlot, posterior.logvar: LogvarSlot}
     return kinds
+
+
+def kind_for(learners: Sequence[Learner]) -> type[Slot]:
+    """Of weights that are no Gaussians."""
+    surrogates = [learner.regularizer.surrogate for learner in learners if isinstance(learner, Regularized)]
+    if any(surrogate.observes_path or surrogate.tells_sides_apart for surrogate in surrogates):
+        return SpringSlot
+    return EvenSlot if surrogates else PlainSlot
