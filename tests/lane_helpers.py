@@ -158,6 +158,7 @@ class Compared(NamedTuple):
     steps: set[int]
     difference: float
     where: str
+    kinds: set[type]  # of the stack's slots
 
 
 def compared_step_by_step(configs):
@@ -182,7 +183,7 @@ def compared_step_by_step(configs):
                 # What is no number is as far off as can be, and not less than everything.
                 largest = float(apart.nan_to_num(nan=torch.inf).max())
                 worst = max(worst, (largest, f"{config}, step {step}: {name}"))
-    return Compared(together, one_by_one, steps, *worst)
+    return Compared(together, one_by_one, steps, *worst, {type(slot) for slot in trainer.steps.stack.slots.values()})
 
 
 def difference_of_recorded_and_compiled_from_plain(configs, monkeypatch, model=None):

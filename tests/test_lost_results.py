@@ -12,6 +12,7 @@ from alasso.bench.benchmarks import make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Stopped
 from alasso.bench.results import Result, result_path
+from alasso.bench.taking import taken
 from alasso.errors import AlassoError, DivergedError
 from alasso.report.load import collect
 from alasso.reproduce import carrying, show, timing
@@ -559,3 +560,12 @@ def test_what_a_run_draws_does_not_depend_on_what_is_trained_before_it(tmp_path,
             train.run(pair[0], device="cpu", out=tmp_path)
     together = train.run_together(pair, device="cpu", out=tmp_path, resume=True)
     assert [result.accuracy for result in together] == alone
+
+
+def test_a_stack_that_another_process_trains_again_is_left_alone(tmp_path):
+    aside = tmp_path / ".again-0123"
+    with taken(aside, ["x"]):
+        carrying.tidy(tmp_path)
+        assert aside.exists()
+    carrying.tidy(tmp_path)
+    assert not aside.exists()

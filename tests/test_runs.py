@@ -28,6 +28,7 @@ from alasso.bench import (
     losses,
     models,
     naming,
+    progress,
     results,
     runs,
     search,
@@ -45,7 +46,7 @@ from alasso.errors import DivergedError
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
 
 from helpers import StopAt
-from run_helpers import SMALL, finished, small
+from run_helpers import SMALL, SMALL_FLAGS, finished, in_process, small
 
 # -- results ----------------------------------------------------------------------------------------------------
 
@@ -386,12 +387,16 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path):
     assert killed.accuracy == finished(killed.config).accuracy
 
 
-def test_a_run_is_one_process_s_at_a_time(tmp_path):
+def test_a_run_is_one_process_s_at_a_time(tmp_path, monkeypatch):
     configs = [small("sgd"), small("sgd", seed=1)]
     options = runs.Options(out=tmp_path, device="cpu", quiet=True)
+    said = f"{configs[1].name} is being trained by another process"
     with taking.taken(tmp_path, [configs[1].name]):
-        with pytest.raises(AlassoError, match=f"{configs[1].name} is being trained by another process"):
-            runs.carry_out(configs[1:], options, Console(quiet=True))
+        with pytest.raises(AlassoError, match=said):
+            train.run(configs[1], device="cpu", out=tmp_path)
+        with monkeypatch.context() as patched, pytest.raises(AlassoError, match=said):
+            patched.setattr(train, "run_together", lambda *_, **__: pytest.fail("one was trained before the refusal"))
+            runs.carry_out(configs, options, Console(quiet=True))
         runs.carry_out(configs[:1], options, Console(quiet=True))  # is nobody's
     runs.carry_out(configs, options, Console(quiet=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{config.name}.json" for config in configs)
@@ -451,6 +456,37 @@ def test_ctrl_c_and_a_polite_kill_stop_cleanly_and_say_how_to_go_on(sent, on_ctr
     assert process.returncode == 130 and "Traceback" not in errors
     assert f"alasso run permuted-digits --tasks 50 --epochs 50 --device cpu --out {tmp_path} --resume" in output
     assert list(tmp_path.glob("*.checkpoint"))
+
+
+def test_ctrl_c_pressed_twice_in_a_moment_is_one_request(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.stop_on_request() as asked:
+        assert not asked()
+        for moment in (100.0, 100.9):
+            now[0] = moment
+            signal.raise_signal(signal.SIGINT)
+            assert asked()
+        now[0] = 101.1
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_what_is_asked_for_in_the_last_moments_of_a_run_stops_the_runs_after_it(tmp_path, monkeypatch, capsys):
+    finish_task = loop.Trainer.finish_task
+
+    def interrupted(trainer, t):
+        if t + 1 == len(trainer.lanes[0].stream):
+            signal.raise_signal(signal.SIGTERM)
+        finish_task(trainer, t)
+
+    monkeypatch.setattr(loop.Trainer, "finish_task", interrupted)
+    words = ["run", "permuted-digits", "--method", "sgd", "--seed", 0, 1, *SMALL_FLAGS, "--out", tmp_path]
+    code, output, _ = in_process(words, monkeypatch, capsys)
+    assert code == 130 and "Stopped; saved up to the end of a run. Go on with:" in output
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    code, _, _ = in_process([*words, "--resume"], monkeypatch, capsys)  # its last run: nothing is left to stop
+    assert code == 0 and len(list(tmp_path.glob("*.json"))) == 2
 
 
 def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):

@@ -12,8 +12,9 @@ from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.data import load
 from alasso.bench.streams import split
-from alasso.bench.waypoints import carriers
-from alasso.errors import DivergedError
+from alasso.bench.taking import taken
+from alasso.bench.waypoints import Waypoint, carriers
+from alasso.errors import AlassoError, DivergedError
 
 from helpers import StopAt
 
@@ -255,3 +256,35 @@ def test_a_position_passes_through_a_shorter_one():
     whole.seconds_at = {1: 3.0, 2: 6.5, 3: 9.0}
     two = checkpoint.Position(2, 0, 0, 0.0, 6.5, [[1.0], [0.5, 1.0]], [0.1], [0.0, 0.1])
     assert whole.after(2) == two
+
+
+# -- what cannot be written -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", [SHORT, LONG])
+def test_a_result_that_cannot_be_written_does_not_cost_the_training(refused, tmp_path, monkeypatch):
+    configs = pair("sgd")
+    with monkeypatch.context() as patched:
+        write = results.write
+
+        def full(result, folder):
+            if result.config.tasks == refused:
+                raise AlassoError("the disk is full")
+            return write(result, folder)
+
+        patched.setattr(results, "write", full)
+        with pytest.raises(AlassoError, match="the disk is full"):
+            carried_out(configs, tmp_path)
+    (saved,) = tmp_path.glob("*.checkpoint")
+    assert checkpoint.place_in(saved) == (refused, 0, 0)
+    alone = [train.run(config, device="cpu") for config in configs]
+    gone_on_with = carried_out(configs, tmp_path, resume=True)
+    assert [result.accuracy for result in gone_on_with] == [result.accuracy for result in alone]
+    assert sorted(tmp_path.iterdir()) == sorted(file_of(config, tmp_path) for config in configs)
+
+
+def test_a_shorter_run_of_another_process_is_not_written_in_passing(tmp_path):
+    short, long = pair("sgd")
+    with taken(tmp_path, [short.name]), pytest.raises(AlassoError, match=f"{short.name} is being trained"):
+        train.run_together([long], device="cpu", out=tmp_path, waypoints=[[Waypoint(short)]])
+    assert not list(tmp_path.iterdir())

@@ -7,9 +7,10 @@ step is made for all lanes at once: one gather, one forward and one backward pas
 and replayed: recorded once for the whole run where all tasks permute the same images, else once a task. What changes
 from step to step lies in buffers that are written anew.
 
-Every method of this kind is a spring with a stiffness of its own on each side, so methods share a stack, too. VCL's
-networks are others, with a mean and a log-variance for each weight: its lanes share a stack with one another. So do
-those of IMM with drop-transfer, whose networks are given, beside their weights, those at the beginning of the task.
+Every method of this kind is a spring, with a stiffness of its own on each side or none at all, so methods share a
+stack, too. VCL's networks are others, with a mean and a log-variance for each weight: its lanes share a stack with one
+another. So do those of IMM with drop-transfer, whose networks are given, beside their weights, those at the beginning
+of the task.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def shape_of(config: RunConfig) -> tuple[Any, ...] | None:
 
 
 def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
-    """The configs in stacks of at most ``lanes``, in the order in which each stack's first one comes.
+    """The configs in stacks of at most ``lanes``, shapes in the order in which their first ones come.
 
-    Where those of one shape are more than one stack holds, methods with like passes go together.
+    Where those of one shape are more than one stack holds, methods with like passes go together, the lightest first.
     """
     groups: dict[Any, list[RunConfig]] = {}
     for config in configs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from alasso.bench.progress import LanesDiverged, Observer, Stopped
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
 from alasso.bench.waypoints import Waypoint
-from alasso.errors import DivergedError
+from alasso.errors import AlassoError, DivergedError
 
 
 @dataclass
@@ -222,7 +223,8 @@ class Trainer:
             lane.position.diverged += [(t + 1, self.lanes[i].config.to_json()) for i in diverged]
         if diverged or (self.save_is_due() and t + 1 < len(self.lanes[0].stream)):
             self.save(sound)
-        self.write_waypoints(sound)  # last: what cannot be written must not cost the task
+        with self.saved_if_refused(sound):
+            self.write_waypoints(sound)
         if diverged:
             self.writer.finish()  # what the others go on from
             raise LanesDiverged([(self.lanes[i].config, why) for i, why in diverged.items()])
@@ -255,6 +257,16 @@ class Trainer:
                 learner = lane.learner
                 state, editions = learner.state_dict(), lane.stream.editions
                 self.writer.save(lane.saved, lane.config, lane.position, state, learner.device, editions)
+
+    @contextmanager
+    def saved_if_refused(self, lanes: Sequence[Lane]) -> Iterator[None]:
+        """Where a result cannot be written, that must not cost what was trained since the last checkpoint."""
+        try:
+            yield
+        except AlassoError:
+            self.save(lanes)
+            self.writer.finish()
+            raise
 
     def note_position(self) -> None:
         noted = zip(self.lanes, self.steps.loss_sum.tolist(), self.seconds_of_lanes(), strict=True)

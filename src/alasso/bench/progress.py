@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from alasso.bench.atomic import disk_errors_as_advice
@@ -22,6 +25,42 @@ Accuracy = list[list[float]]
 
 class Stopped(Exception):
     """The user asked to stop; the run is saved up to the place the message names."""
+
+
+AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one is meant
+
+
+class StopRequest:
+    """Ctrl-C, heard where it suits: the first one is a request, another one stops at once.
+
+    Not right after the first: who sends a signal to a process and to its group, or presses twice, means one.
+    """
+
+    when: float | None = None
+
+    def on_ctrl_c(self, number: int, frame: FrameType | None) -> None:
+        if self.when is not None and time.monotonic() - self.when > AT_ONCE:
+            raise KeyboardInterrupt
+        self.when = self.when or time.monotonic()
+
+
+@contextmanager
+def stop_on_request() -> Iterator[Callable[[], bool]]:
+    """While inside, whether Ctrl-C was pressed. Within another such place, that one's answer: what is asked for in the
+    last moments of a run is heard by the sweep that the run belongs to.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    around = getattr(before, "__self__", None)
+    request = around if isinstance(around, StopRequest) else StopRequest()
+    try:
+        signal.signal(signal.SIGINT, request.on_ctrl_c)
+    except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+        yield lambda: False
+        return
+    try:
+        yield lambda: request.when is not None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class LanesDiverged(DivergedError):

@@ -27,9 +27,10 @@ from alasso.bench.progress import (
     Several,
     Stopped,
     TensorBoardLog,
+    stop_on_request,
 )
 from alasso.bench.results import Result
-from alasso.bench.taking import taken
+from alasso.bench.taking import refuse_those_of_others
 from alasso.bench.waypoints import Waypoint, carriers, on_the_way
 from alasso.errors import AlassoError, DivergedError
 
@@ -143,20 +144,25 @@ class _Sweep:
         self.waypoints = {name: [Waypoint(c, self.reference(c)) for c in passed] for name, passed in shorter.items()}
         passed_through = {config.name for passed in shorter.values() for config in passed}
         self.line_up([config for config in configs if config.name not in passed_through], of)
-        while self.waiting:
-            group, resume = self.waiting.popleft()
-            before = {config.name: self.written(config) for config in group}
-            try:
-                self.train(group, resume)
-            except LanesDiverged as error:
-                finished = [config for config in group if self.written(config) != before[config.name]]
-                self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
-                for config, why in error.lost:
-                    self.give_up(config, why)
-                gone = [*finished, *(config for config, _ in error.lost)]
-                left = [config for config in group if config not in gone]
-                if left:  # from where they stand
-                    self.waiting.appendleft((left, True))
+        with stop_on_request() as stop_requested:
+            while self.waiting:
+                if stop_requested():  # in the last moments of a run
+                    raise Stopped("the end of a run")
+                self.train_or_go_on_without_some(*self.waiting.popleft())
+
+    def train_or_go_on_without_some(self, group: Sequence[RunConfig], resume: bool) -> None:
+        """Where runs of a stack diverge, the others wait for their turn again, to be gone on with where they stand."""
+        before = {config.name: self.written(config) for config in group}
+        try:
+            self.train(group, resume)
+        except LanesDiverged as error:
+            finished = [config for config in group if self.written(config) != before[config.name]]
+            self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
+            for config, why in error.lost:
+                self.give_up(config, why)
+            gone = [*finished, *(config for config, _ in error.lost)]
+            if left := [config for config in group if config not in gone]:
+                self.waiting.appendleft((left, True))
 
     def line_up(self, configs: Sequence[RunConfig], of: Sequence[RunConfig] = ()) -> None:
         if configs:
@@ -255,7 +261,6 @@ def _carry_out_together(
     from alasso.bench import train
 
     with ExitStack() as stack:
-        stack.enter_context(taken(options.out, [config.name for config in configs]))
         watching: list[Observer] = []
         for config in configs:
             observers: list[Observer] = []
@@ -297,7 +302,9 @@ def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
     """Before anything is run: the folder takes files, and no unfinished run is thrown away unasked."""
     from alasso.bench.atomic import check_writable
 
+    configs = list(configs)
     check_writable(options.out)
+    refuse_those_of_others(options.out, [config.name for config in configs])
     if options.resume or options.restart:
         return
     for config in configs:

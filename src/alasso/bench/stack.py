@@ -271,6 +271,6 @@ def kinds_of_slots(learners: Sequence[Learner]) -> dict[str, type[Slot]]:
 def kind_for(learners: Sequence[Learner]) -> type[Slot]:
     """Of weights that are no Gaussians."""
     surrogates = [learner.regularizer.surrogate for learner in learners if isinstance(learner, Regularized)]
-    if any(surrogate.observes_path or surrogate.tells_sides_apart for surrogate in surrogates):
+    if any(surrogate.observes_path or surrogate.overestimate() != (1.0, 0.0) for surrogate in surrogates):
         return SpringSlot
     return EvenSlot if surrogates else PlainSlot

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,9 +18,10 @@ from alasso.bench.lanes import can_share_a_stack, shape_of, stackable, that_fit
 from alasso.bench.learners import Learner
 from alasso.bench.loop import Lane, Trainer
 from alasso.bench.methods import LEARNERS
-from alasso.bench.progress import Observer, Quiet, Stopped
+from alasso.bench.progress import Observer, Quiet, Stopped, stop_on_request
 from alasso.bench.results import Result
 from alasso.bench.streams import Stream
+from alasso.bench.taking import taken
 from alasso.bench.variational import Variational
 from alasso.bench.waypoints import Waypoint
 from alasso.errors import AlassoError
@@ -86,24 +85,39 @@ def run_together(
     streams = streams or make_streams(configs, data_dir, place)
     refuse_other_lengths(configs, streams)
     set_precision(configs[0].precision)
-    lanes = []
-    for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
-        saved = results.checkpoint_path(config, out) if out else None
-        if saved and not resume:
-            saved.unlink(missing_ok=True)  # now that device and data are there; lest it be gone on from later
-        observer = observers[i] if observers else Quiet()
-        lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
-        lanes[-1].waypoints = waypoints[i] if waypoints else ()
-        lanes[-1].random = checkpoint.random_state(place)
+    waypoints = waypoints or [()] * len(configs)
+    passed = [waypoint.config for of_run in waypoints for waypoint in of_run]
+    with taken(out, [config.name for config in (*configs, *passed)]) if out else nullcontext():
+        lanes = []
+        for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
+            saved = results.checkpoint_path(config, out) if out else None
+            if saved and not resume:
+                saved.unlink(missing_ok=True)  # now that device and data are there; lest it be gone on from later
+            observer = observers[i] if observers else Quiet()
+            lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
+            lanes[-1].waypoints = waypoints[i]
+            lanes[-1].random = checkpoint.random_state(place)
+        against = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
+        found = trained(lanes, against, out, checkpoint_every)
+    return [found[config.name] for config in configs]
+
+
+def trained(
+    lanes: Sequence[Lane], against: Mapping[str, Result | None], out: Path | None, checkpoint_every: float
+) -> dict[str, Result]:
+    """Train lanes in as few stacks as can be and write what they find; by the runs' names, as are those ``against``
+    which intransigence is measured.
+    """
+    place = lanes[0].learner.device
 
     def write_waypoints(of: Sequence[Lane]) -> None:
         reached = [(lane, waypoint) for lane in of for waypoint in lane.reached()]
         environment = results.environment(str(place)) if reached else {}
         for lane, waypoint in reached:
-            waypoint.result = lane.result_of(waypoint, environment)
-            write(waypoint.result, out)
+            result = lane.result_of(waypoint, environment)
+            write(result, out)
+            waypoint.result = result
 
-    reference_of = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner):
@@ -112,15 +126,17 @@ def run_together(
         while groups:
             group = groups.pop(0)
             checkpoint.restore_random_state(group[-1].random, place)  # whatever was made or trained since then
-            Trainer(group, checkpoint_every, stop_requested, write_waypoints).train()
+            trainer = Trainer(group, checkpoint_every, stop_requested, write_waypoints)
+            trainer.train()
             environment = results.environment(str(place))
-            for lane in group:
-                found[lane.config.name] = result = lane.result(environment, reference_of[lane.config.name])
-                write(result, out)
+            for i, lane in enumerate(group):
+                found[lane.config.name] = result = lane.result(environment, against[lane.config.name])
+                with trainer.saved_if_refused(group[i:]):
+                    write(result, out)
                 del lane.learner  # what comes next may need its memory
             if stop_requested() and groups:
                 raise Stopped("the end of a run")
-    return [found[config.name] for config in configs]
+    return found
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
@@ -255,25 +271,3 @@ def gains_nothing_from_threads(learner: Learner) -> bool:
     if learner.device.type == "cpu":
         return sum(p.numel() for p in learner.model.parameters()) < SMALL_NETWORK
     return learner.resident
-
-
-@contextmanager
-def stop_on_request() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C asks the run to stop at the next step; the second one stops at once."""
-    requested = False
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal requested
-        if requested:
-            raise KeyboardInterrupt
-        requested = True
-
-    try:
-        before = signal.signal(signal.SIGINT, on_interrupt)
-    except ValueError:  # not in the main thread: nobody can press Ctrl-C here
-        yield lambda: False
-        return
-    try:
-        yield lambda: requested
-    finally:
-        signal.signal(signal.SIGINT, before)

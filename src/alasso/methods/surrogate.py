@@ -70,10 +70,6 @@ class Surrogate(ABC, Generic[S]):
         """(a, ε): the stiffness on a side that training did not see is aK + ε, where it is K on the one it saw."""
         return 1.0, 0.0
 
-    @property
-    def tells_sides_apart(self) -> bool:
-        return type(self).overestimate is not Surrogate.overestimate
-
     @abstractmethod
     def consolidate(self, s: S, theta: Tensor, importance: Tensor | None = None) -> S:
         """State after a task that ended at θ."""

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +16,9 @@ from rich.console import Console
 from alasso.bench import data, naming, results, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import BENCHMARKS
+from alasso.bench.progress import stop_on_request
 from alasso.bench.results import checkpoint_path, result_path
+from alasso.bench.taking import is_anothers
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
 from alasso.reproduce.experiments import Experiment
@@ -32,18 +35,29 @@ def options_for(out: Path, data_dir: Path | None, device: str, *, quiet: bool) -
 def carry_out(
     plan: Plan, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
 ) -> None:
-    for part in plan.parts:
-        about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
-        say(f"{part.title}: {counted(len(part.trained), len(part.on_the_way))}{about}")
-        with timed(part, estimate.device, options.out):
-            try:
-                runs.carry_out(part.configs, options, console)
-            except runs.SomeDiverged as error:  # no reason to leave out the other parts
-                console.print(error.which, highlight=False, soft_wrap=True, markup=False)
-    for stack in plan.again:
-        train_again(stack, options, console, say)
+    training: list[Callable[[], None]] = [
+        *(partial(train_part, part, estimate, options, console, say) for part in plan.parts),
+        *(partial(train_again, stack, options, console, say) for stack in plan.again),
+    ]
+    with stop_on_request() as stop_requested:
+        for train in training:
+            train()
+            if stop_requested() and (plan.probes or train is not training[-1]):  # in the last moments of its last run
+                raise runs.Stopped("the end of a part")
     for probe in plan.probes:
         measure(probe, options, say)
+
+
+def train_part(
+    part: Part, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
+) -> None:
+    about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
+    say(f"{part.title}: {counted(len(part.trained), len(part.on_the_way))}{about}")
+    with timed(part, estimate.device, options.out):
+        try:
+            runs.carry_out(part.configs, options, console)
+        except runs.SomeDiverged as error:  # no reason to leave out the other parts
+            console.print(error.which, highlight=False, soft_wrap=True, markup=False)
 
 
 def train_again(stack: LostStack, options: runs.Options, console: Console, say: Callable[[str], None]) -> None:
@@ -90,6 +104,8 @@ def not_as_before(stack: LostStack, aside: Path, out: Path) -> list[str]:
 def tidy(out: Path) -> None:
     """Remove folders of stacks trained again of which nothing is missing any more: killed before that was done."""
     for aside in out.glob(".again-*"):
+        if is_anothers(aside):
+            continue
         names = [path.stem for path in aside.iterdir() if path.suffix in (".json", ".checkpoint")]
         if all((out / f"{name}.json").exists() for name in names):
             shutil.rmtree(aside)
