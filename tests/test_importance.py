@@ -455,6 +455,15 @@ def test_parameters_without_influence_get_zeros() -> None:
     assert not any(v.any() for v in fisher(model, [(x, y)], parameters={"u": model.unused.weight}).values())
 
 
+def test_a_single_batch_is_told_from_a_list_of_them() -> None:
+    model, x, y = setting("mlp")
+    with pytest.raises(AlassoError, match=r"a list of batches, \[\(x, y\)\], not a single \(x, y\)"):
+        fisher(model, (x, y))
+    with pytest.raises(AlassoError, match=r"not a single \(x, y\)"):
+        squared_output_norm(model, (x, y))
+    assert squared_output_norm(model, (x, x))  # two batches of inputs
+
+
 def test_a_model_with_several_outputs_needs_a_head() -> None:
     class Twice(nn.Linear):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]

@@ -282,7 +282,7 @@ def test_mistakes_are_refused_in_one_sentence():
     with pytest.raises(AlassoError, match="none of the model's protected parameters"):
         alasso.optim.Adam(mlp(6, 4).parameters(), regularizer=ALASSO(model))
     for optimizer in (alasso.optim.Adam, alasso.optim.SGD):
-        with pytest.raises(AlassoError, match=r"as alasso.ALASSO\(model\), not ALASSO"):
+        with pytest.raises(AlassoError, match=r"as alasso.ALASSO\(model\), not the class ALASSO"):
             optimizer(model.parameters(), regularizer=ALASSO)
     with pytest.raises(ValueError, match="Invalid learning rate"):
         alasso.optim.Adam(model.parameters(), lr=-1.0)

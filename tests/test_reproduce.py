@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -257,7 +258,7 @@ def test_the_table_says_claim_paper_ours_and_verdict(capsys):
         assert re.search(r"it is .*0\.600 +0\.600 ± 0\.014 \(2\) .*holds", shown)
         assert "not run" in shown and "T (cifar100 re-split)" in shown
         assert ("≥ 0.5" in shown) == (width == 120)
-    assert show.tally_sentence(judged) == "Of 2 claims: 1 hold, 1 not run."
+    assert show.tally_sentence(judged) == "Of 2 claims: 1 holds, 1 not run."
     assert show.missing_lines(judged) == ["not run in x: ewc"]
 
 
@@ -774,10 +775,10 @@ def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_p
     words = ["reproduce", "--quick", "--study", folder, "--device", "cpu", "--quiet"]
     code, output, errors = command(words, monkeypatch, capsys)
     assert code == 0, errors
-    found = [results.read(p) for p in (tmp_path / "runs" / "quick").glob("*_s0.json")]
+    found = [results.read(p) for p in (tmp_path / "runs" / "study-quick").glob("*_s0.json")]
     assert sorted(r.config.tasks for r in found) == [2, 2, 2]  # the small versions, of those that have one
     assert "indicative" in output.lower() and "seen" in output and "holds" not in output
-    assert "no verdict on the paper" in (tmp_path / "runs" / "quick" / "reproduction.md").read_text()
+    assert "no verdict on the paper" in (tmp_path / "runs" / "study-quick" / "reproduction.md").read_text()
     assert not (tmp_path / "docs").exists()
 
     results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path / "real")
@@ -804,7 +805,7 @@ def test_judging_makes_the_page_when_it_is_named(tmp_path, monkeypatch, capsys):
     results.write(result(read_experiments()["cifar"].config("alasso"), 0.7), tmp_path / "results")
     code, output, errors = command(["reproduce", "--judge", "--report", "page.html"], monkeypatch, capsys)
     assert code == 0, errors
-    assert "page.html: every run" in output and (tmp_path / "page.html").exists()
+    assert "page.html: all results in" in output and (tmp_path / "page.html").exists()
 
 
 def test_judging_reads_each_result_once(tmp_path, monkeypatch, capsys):
@@ -910,11 +911,63 @@ def test_a_run_that_diverges_is_said_at_once_and_the_other_parts_are_run(folder,
 
 def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(carrying.runs, "carry_out", lambda *arguments: signal.raise_signal(signal.SIGTERM))
-    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu", "--only", "small"]
+    parts = []
+
+    def carried_out(configs, *_):
+        parts.append(configs)
+        signal.raise_signal(signal.SIGTERM)  # in its last moments
+
+    monkeypatch.setattr(carrying.runs, "carry_out", carried_out)
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
     code, output, _ = command(words, monkeypatch, capsys)
-    assert code == 130 and "Stopped. Go on with:" in output
+    assert code == 130 and "Stopped; saved up to the end of a part. Go on with:" in output
+    assert len(parts) == 1
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_study_of_ones_own_stays_away_from_the_papers_results():
+    assert Places.chosen(False, None, None, None) == Places(
+        Path("results"), Path("docs/reproduction.md"), Path("runs/report.html")
+    )
+    own = Places.chosen(False, None, None, None, Path("mine/"))
+    assert own == Places(Path("runs/mine"), Path("runs/mine/reproduction.md"), Path("runs/mine/report.html"))
+    assert Places.chosen(True, None, None, None, Path("mine")).out == Path("runs/mine-quick")
+    assert Places.chosen(False, Path("x"), None, None, Path("mine")).out == Path("x")
+
+
+@pytest.mark.parametrize(
+    ("directive", "said"),
+    [
+        ("{{tabel small}}", "asks for 'tabel'; did you mean 'table'?"),
+        ("{{figure mean-acuracy small}}", "'mean-acuracy'"),
+    ],
+)
+def test_a_slip_in_the_template_is_said_before_anything_is_run(directive, said, folder, tmp_path, monkeypatch, capsys):
+    (folder / "document.md").write_text(f"# Mine\n\n{directive}\n")
+    monkeypatch.setattr(carrying.runs, "carry_out", lambda *_: pytest.fail("was run"))
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
+    code, _, errors = command(words, monkeypatch, capsys, width=300)
+    assert code == 2 and said in errors and str(folder / "document.md") in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_result_is_said_with_what_to_do_about_it(folder, tmp_path, monkeypatch, capsys):
+    config = next(iter(read_experiments(folder).values())).configs()[0]
+    (tmp_path / f"{config.name}.json").write_text('{"config":')
+    of_study = ["reproduce", "--study", folder, "--out", tmp_path, "--device", "cpu"]
+    for words in (["--plan"], ["--judge"], []):
+        code, output, errors = command([*of_study, *words], monkeypatch, capsys, width=300)
+        assert code == 2 and errors.endswith("delete it, and `alasso reproduce` makes it again\n"), errors
+        assert "Nothing to run" not in output
+
+
+def test_the_tally_counts_in_words():
+    def one(verdict):
+        return SimpleNamespace(verdict=verdict)
+
+    assert show.tally_sentence([one("holds")]) == "Of 1 claim: 1 holds."
+    many = [one("holds"), one("holds"), one("does not hold"), one("within noise")]
+    assert show.tally_sentence(many) == "Of 4 claims: 2 hold, 1 within noise, 1 does not hold."
 
 
 def test_experiments_are_listed(monkeypatch, capsys):

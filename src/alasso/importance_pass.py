@@ -277,7 +277,17 @@ def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
     of_samples = isinstance(loader, Dataset) and "__iter__" not in ways
     if isinstance(loader, Tensor) or of_samples or not ways:
         raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
+    if _is_one_batch(loader):
+        raise AlassoError("Pass a DataLoader or a list of batches, [(x, y)], not a single (x, y).")
     return iter(loader)
+
+
+def _is_one_batch(loader: Iterable[Any]) -> bool:
+    """Inputs and their labels. Two batches of inputs would be alike."""
+    if not (isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(part, Tensor) for part in loader)):
+        return False
+    x, y = loader
+    return x.is_floating_point() and not y.is_floating_point() and len(x) == len(y)
 
 
 def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:

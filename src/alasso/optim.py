@@ -38,7 +38,7 @@ class _OnePass(TakesRegularizer, Optimizer):
         if isinstance(regularizer, Regularizer):
             regularizer.attach(self)
         elif regularizer is not None:
-            given = regularizer.__name__ if isinstance(regularizer, type) else repr(regularizer)
+            given = f"the class {regularizer.__name__}" if isinstance(regularizer, type) else type(regularizer).__name__
             raise AlassoError(f"regularizer takes one made for the model, as alasso.ALASSO(model), not {given}")
 
     def connect(self, regularizer: Regularizer) -> Exchange:

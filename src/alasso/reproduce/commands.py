@@ -33,7 +33,10 @@ def reproduce(
     device: Device = "auto",
     data_dir: DataDir = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of results. Default: results; with --quick, runs/quick.")
+        Path | None,
+        typer.Option(
+            "--out", help="Folder of results. Default: results; runs/quick with --quick; runs/… with --study."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="In small, on permuted digits: minutes on a CPU, indicative only.")
@@ -66,7 +69,7 @@ def reproduce(
         raise AlassoError(f"--plan writes nothing: leave out {'--document' if document else '--report'}, or --plan")
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
-    places = Places.chosen(quick, out, document, report, of_paper=study is None)
+    places = Places.chosen(quick, out, document, report, study)
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
     if plan:
         return show_plan(work, device, data_dir)
@@ -76,6 +79,7 @@ def reproduce(
     check_file(places.document, ".md")
     if with_page:
         check_file(places.report, ".html", ".htm")
+    work.check_template()
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
     return conclude(work, quiet=quiet, with_page=with_page)
@@ -84,6 +88,7 @@ def reproduce(
 def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     from alasso.reproduce import carrying, show
 
+    work.evidence()  # what is there can be read
     planned = work.plan(device)
     if planned.empty:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
@@ -108,6 +113,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     from alasso.reproduce import carrying
 
     carrying.tidy(work.places.out)
+    work.evidence()  # what is there can be read
     planned = work.plan(device)
     if planned.empty:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
@@ -133,7 +139,7 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     about = [one for one in judged if one.claim in work.claims_about_chosen()]
     console = Console()
     if about:
-        console.print(show.verdict_table(about, quick=work.quick, width=console.width))
+        console.print(show.verdict_table(about, quick=work.quick, width=console.width, of_paper=work.of_paper))
     if not work.quick or not about:
         say(show.tally_sentence(about))
     if not quiet:
@@ -160,4 +166,4 @@ def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_pag
     say(f"{work.places.document}: {count_of(len(judged), 'claim')}")
     if page is not None:
         write_whole(work.places.report, page.encode())
-        say(f"{work.places.report}: every run")
+        say(f"{work.places.report}: all results in {work.places.out}")

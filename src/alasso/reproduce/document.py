@@ -32,6 +32,8 @@ DIRECTIVE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 MISSING = "not run"
 TABLE_MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"), ("first_task", "first task"))
 
+OF_PROBES = {"probe-sides": "sides", "probe-surrogates": "surrogates"}  # figures, and what draws them
+
 #: Used where a study has no template of its own.
 PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
 
@@ -171,6 +173,9 @@ class Document:
     def figure(self, name: str, *experiments: str) -> str:
         """One of the report's figures from the results of these experiments alone."""
         title = f"{name.replace('-', ' ')}: {', '.join(experiments)}"
+        known = [*drawers(), *OF_PROBES]
+        if name not in known:
+            raise AlassoError(f"there is no figure {name!r}{nearest(name, known)}")
         if self.figures is None:
             return f"*No figure of {title}: figures need the extra `report`.*"
         drawn = self.drawn(name, experiments)
@@ -182,20 +187,17 @@ class Document:
         return f"![{title}]({self.figures.name}/{path.name})"
 
     def drawn(self, name: str, experiments: Sequence[str]) -> Figure | None:
-        from alasso.report import figure_files, probe_figures
+        from alasso.report import probe_figures
 
-        if name.startswith("probe-"):
-            of_probe = {"probe-sides": probe_figures.sides, "probe-surrogates": probe_figures.surrogates}
+        if name in OF_PROBES:
+            draw = getattr(probe_figures, OF_PROBES[name])
             run = next(iter(self.evidence.experiments[experiments[0]].runs))
             try:
-                return of_probe[name](self.evidence.probe(f"{experiments[0]}/{run}"))
+                return draw(self.evidence.probe(f"{experiments[0]}/{run}"))  # type: ignore[no-any-return]
             except NotRun:
                 return None
-        drawers = {known: draw for known, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
-        if name not in drawers:
-            raise AlassoError(f"there is no figure {name!r}{nearest(name, drawers)}")
         found = self.evidence.results_of(experiments)
-        return drawers[name](found) if found else None
+        return drawers()[name](found) if found else None
 
     # -- how it was run -----------------------------------------------------------------------------------------
 
@@ -230,15 +232,18 @@ class Document:
             by_part.setdefault((row.part, row.device), []).append(row)
         whole = {part.title: part.trained for part in whole_parts(self.evidence.experiments.values())}
         rows = [["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate"]]
-        total = 0.0
+        total = total_at_rate = 0.0
         for (part, device), noted in by_part.items():
             seconds, count = sum(row.seconds for row in noted), sum(row.runs for row in noted)
-            total += 0.0 if "tiny-imagenet" in part else seconds
             runs, steps = whole.get(part, ()), sum(row.steps for row in noted)
-            rate = timing.human(seconds / steps * timing.steps_in(runs)) if runs and steps else "–"
+            at_rate = seconds / steps * timing.steps_in(runs) if runs and steps else 0.0
+            if "tiny-imagenet" not in part:
+                total, total_at_rate = total + seconds, total_at_rate + at_rate
+            rate = timing.human(at_rate) if at_rate else "–"
             shown = [str(count), timing.human(seconds), f"{seconds / max(count, 1):.1f}", str(len(runs)), rate]
             rows.append([part, device, *shown])
-        rows.append(["all but Tiny ImageNet", "", "", timing.human(total), "", "", ""])
+        sums = [timing.human(seconds) if seconds else "–" for seconds in (total, total_at_rate)]
+        rows.append(["of these, all but Tiny ImageNet", "", "", sums[0], "", "", sums[1]])
         return markdown_table(rows, right=(2, 3, 4, 5, 6))
 
     def edition(self, *names: str) -> str:
@@ -270,6 +275,13 @@ class Document:
 
     def _all_results(self) -> list[Result]:
         return self.evidence.results_of(self.evidence.experiments)
+
+
+def drawers() -> dict[str, Callable[[Sequence[Result]], Figure | None]]:
+    """Figures that are drawn from results, by name."""
+    from alasso.report import figure_files
+
+    return {known: draw for known, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
 
 
 def measured(group: Group, key: str) -> str:

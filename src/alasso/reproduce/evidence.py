@@ -43,7 +43,7 @@ class Evidence:
         """Only files named as the experiments' runs would be: what else lies there is not read."""
         wanted = {config_of(experiments, f"{e.id}/{run}").hash for e in experiments.values() for run in e.runs}
         paths = [path for path, config_hash in results_in(out).items() if config_hash in wanted]
-        return Evidence(experiments, [read_checked(path) for path in paths], out)
+        return Evidence(experiments, [read_or_advise(path) for path in paths], out)
 
     def config_hash(self, reference: str) -> str:
         return config_of(self.experiments, reference).hash
@@ -95,6 +95,13 @@ class Evidence:
         if not path.exists():
             raise NotRun([reference])
         return read_probe(path)
+
+
+def read_or_advise(path: Path) -> Result:
+    try:
+        return read_checked(path)
+    except AlassoError as error:
+        raise AlassoError(f"{error}; delete it, and `alasso reproduce` makes it again") from error
 
 
 def read_probe(path: Path) -> Measured:

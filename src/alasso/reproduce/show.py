@@ -70,9 +70,10 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
 WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
 
 
-def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE) -> Table:
+def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE, of_paper: bool = True) -> Table:
     """Claims under their topics; a narrow terminal gets what matters most."""
-    title = "The paper's statements in small: indicative only" if quick else "The paper's claims"
+    claims_of = "The paper's claims" if of_paper else "Claims"
+    title = f"{claims_of} in small: indicative only" if quick else claims_of
     caption = QUICK_CAPTION if quick else VERDICT_CAPTION
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     wide = width >= WIDE
@@ -140,8 +141,9 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     """
     if not judged:
         return "No claim rests on these experiments."
-    words = {HOLDS: "hold", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "do not hold", NOT_RUN: "not run"}
-    parts = [f"{count} {words[verdict]}" for verdict, count in tally(judged).items() if count]
+    of_many = {HOLDS: "hold", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "do not hold", NOT_RUN: "not run"}
+    found = {verdict: count for verdict, count in tally(judged).items() if count}
+    parts = [f"{count} {verdict if count == 1 else of_many[verdict]}" for verdict, count in found.items()]
     return f"Of {count_of(len(judged), 'claim')}: {', '.join(parts)}."
 
 

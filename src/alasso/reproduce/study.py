@@ -31,10 +31,12 @@ class Places:
 
     @staticmethod
     def chosen(
-        quick: bool, out: Path | None, document: Path | None, report: Path | None, *, of_paper: bool = True
+        quick: bool, out: Path | None, document: Path | None, report: Path | None, study: Path | None = None
     ) -> Places:
-        """The quick version, and a study of one's own, keep everything in one folder."""
-        out = out or Path("runs/quick" if quick else "results")
+        """The quick version, and a study of one's own, keep everything in one folder, away from the paper's."""
+        of_paper = study is None
+        own = "quick" if study is None else f"{study.resolve().name}{'-quick' if quick else ''}"
+        out = out or (Path("results") if of_paper and not quick else Path("runs") / own)
         beside = {"document": out / "reproduction.md", "report": out / "report.html"}
         usual = {"document": Path("docs/reproduction.md"), "report": Path("runs/report.html")}
         where = usual if of_paper and not quick else beside
@@ -83,6 +85,10 @@ class Study:
             raise AlassoError("no experiment is left to run; name fewer with --skip")
         return Study(folder, experiments, some, claims, seeds, quick, places)
 
+    @property
+    def of_paper(self) -> bool:
+        return self.folder == PAPER
+
     def plan(self, device: str) -> Plan:
         return make_plan(self.chosen, self.seeds, self.places.out, partial(self.lost_stacks, device))
 
@@ -128,6 +134,14 @@ class Study:
             self.quick,
         )
         return document.fill(QUICK_TEMPLATE if self.quick else template_of(self.folder))
+
+    def check_template(self) -> None:
+        """Whether the document can be written, found out before anything is run for it."""
+        nothing = Evidence(self.experiments, [], self.places.out)
+        try:
+            self.document([], drawing=False, evidence=nothing)
+        except AlassoError as error:
+            raise AlassoError(f"{self.folder / 'document.md'}: {error}") from error
 
     def page(self) -> str | None:
         """The report of all results in the folder; None where there are none."""

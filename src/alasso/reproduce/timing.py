@@ -232,7 +232,7 @@ class Stopwatch:
         self.measured: dict[tuple[object, ...], float] = {}
 
     def __call__(self, config: RunConfig) -> float:
-        variational = config.method.startswith("vcl")  # twice the weights and more; the others take about the same
+        variational = config.method.startswith("vcl")  # twice the weights and more; the others are near one another
         key = (config.benchmark, config.model, config.hidden, config.batch_size, variational)
         if key not in self.measured:
             if not self.measured:
