@@ -22,7 +22,7 @@ from alasso.reproduce.computations import COMPUTATIONS, Finding
 from alasso.reproduce.document import Document, template_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
-from alasso.reproduce.plan import make_plan, probe_path
+from alasso.reproduce.plan import make_plan, probe_path, whole_parts
 from alasso.reproduce.study import Places, Study
 
 SMALL = {"tasks": 3, "epochs": 1, "hidden": 8}
@@ -590,6 +590,22 @@ def test_a_damaged_line_of_times_is_left_aside(tmp_path):
     with (tmp_path / timing.PARTS_FILE).open("a") as stream:
         stream.write("half a li")
     assert [row.part for row in timing.read_parts(tmp_path)] == ["p"]
+
+
+def test_times_are_added_up_as_carried_out_and_for_the_whole_at_that_rate(tmp_path):
+    known = evidence({"si": [0.6]}, out=tmp_path)
+    (part,) = whole_parts(known.experiments.values())  # eight runs alike: four, two seeds each
+    timing.note_part(tmp_path, part.title, "d", part.trained[:2], 60.0)
+    timing.note_part(tmp_path, part.title, "d", part.trained[2:3], 30.0)
+    *_, row, last = Document(known, [], out=tmp_path).times().splitlines()
+    assert row == f"| {part.title} | d | 3 | 2 min | 30.0 | 8 | 4 min |"
+    assert last == "| of these, all |  |  | 2 min |  |  | 4 min |"
+    timing.note_part(tmp_path, "split-tiny-imagenet, 30 tasks", "d", [], 600.0)
+    assert (
+        Document(known, [], out=tmp_path)
+        .times()
+        .endswith("| of these, all but Tiny ImageNet |  |  | 2 min |  |  | 4 min |")
+    )
 
 
 @pytest.mark.parametrize("method", ["alasso", "vcl"])
