@@ -350,9 +350,9 @@ def test_the_compiler_is_asked_for_what_it_knows_and_never_to_choose_by_timing(m
     assert asked == [{"deterministic": True}, {"deterministic": True, "unroll_reductions_threshold": 17}]
 
 
-def trained_together(model=None):
+def trained_together(model=None, methods=("alasso", "si")):
     """Everything of two small lanes after two tasks."""
-    configs = [small(method, tasks=2, epochs=1, hidden=8) for method in ("alasso", "si")]
+    configs = [small(method, tasks=2, epochs=1, hidden=8) for method in methods]
     streams = make_streams(configs, None, CPU)
     pairs = zip(configs, streams, strict=True)
     group = [train.begun(config, stream, model, CPU, None, None, train.Quiet()) for config, stream in pairs]
@@ -374,13 +374,21 @@ def test_tied_weights_are_trained_alone():
     assert [result.accuracy for result in train.run_together(configs, model=tied, device="cpu")] == alone
 
 
-@pytest.mark.parametrize("small_tensors", [1, 1 << 16])
-def test_compiled_steps_equal_plain_ones(small_tensors, request, monkeypatch, caplog):
-    plain = trained_together(InDouble)
+@pytest.mark.parametrize(
+    ("small_tensors", "methods"),
+    [
+        (1, ("alasso", "si")),
+        (1 << 16, ("alasso", "si")),
+        (1 << 16, ("sgd", "single-task")),
+        (1 << 16, ("ewc", "mas")),
+    ],
+)
+def test_compiled_steps_equal_plain_ones(small_tensors, methods, request, monkeypatch, caplog):
+    plain = trained_together(InDouble, methods)
     monkeypatch.setattr(stack, "SMALL", small_tensors)
     request.getfixturevalue("compiled_on_a_cpu")
     with caplog.at_level("INFO", "alasso"):
-        compiled = trained_together(InDouble)
+        compiled = trained_together(InDouble, methods)
     assert "not compiled" not in caplog.text
     for got, want in zip(compiled, plain, strict=True):
         for name in want:
