@@ -151,17 +151,17 @@ def load(
         content = torch.load(path, map_location=device, weights_only=True)
         version, saved_config = content["version"], content["config"]
     except Exception as error:  # torch.load raises what the unzipper or the unpickler happens to raise
-        raise AlassoError(f"{path} is not a checkpoint of alasso; delete it, or start over with --restart") from error
+        raise AlassoError(f"{path} is not a checkpoint of alasso; delete it to start over") from error
     if version != VERSION:
-        raise AlassoError(f"{path} has version {version}, this library reads {VERSION}; start over with --restart")
+        raise AlassoError(f"{path} has version {version}, this library reads {VERSION}; delete it to start over")
     if saved_config != config.to_json():
         ours = config.to_json()
         differing = sorted(k for k in {**saved_config, **ours} if saved_config.get(k) != ours.get(k))
         raise AlassoError(
-            f"{path} is a checkpoint of another run: {', '.join(differing)} differ; start over with --restart"
+            f"{path} is a checkpoint of another run: {', '.join(differing)} differ; delete it to start over"
         )
-    if content["data"] != dict(data or {}):
-        raise AlassoError(f"{path} was begun on other data ({content['data']}, now {dict(data or {})}); use --restart")
+    if content["data"] != (now := dict(data or {})):
+        raise AlassoError(f"{path} was begun on other data ({content['data']}, now {now}); delete it to start over")
     restore_random_state(content["random"], device)
     return Position(**content["position"]), content["learner"]
 
