@@ -422,8 +422,11 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(taking.fcntl, "flock", refuse)
-    with taking.taken(tmp_path, ["x"]), taking.taken(tmp_path, ["x"]):
-        pass
+    with taking.taken(tmp_path, ["x"]):
+        assert not taking.is_anothers(tmp_path)  # which cannot be known, and is not assumed
+        with taking.taken(tmp_path, ["x"]):
+            assert [path.name for path in tmp_path.iterdir()] == [".x.lock"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_search_finds_out_first_whether_its_outcome_can_be_written(tmp_path, monkeypatch):

@@ -79,7 +79,8 @@ def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
 
 def pass_of(config: RunConfig) -> int:
     """How much the pass over its weights reads and writes, as a rank."""
-    return sum(config.method not in lighter for lighter in (SPRINGLESS, SPRINGLESS + EVEN_SPRINGS))
+    kinds = (SPRINGLESS, EVEN_SPRINGS, SPRINGS_AND_PATHS, VARIATIONAL)
+    return next(rank for rank, methods in enumerate(kinds) if config.method in methods)
 
 
 def stackable(learner: Learner) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -298,11 +298,10 @@ def _logs(config: RunConfig, options: Options, stack: ExitStack) -> list[Observe
     return logs
 
 
-def check_folder(configs: Iterable[RunConfig], options: Options) -> None:
+def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
     """Before anything is run: the folder takes files, and no unfinished run is thrown away unasked."""
     from alasso.bench.atomic import check_writable
 
-    configs = list(configs)
     check_writable(options.out)
     refuse_those_of_others(options.out, [config.name for config in configs])
     if options.resume or options.restart:

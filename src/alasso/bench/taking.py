@@ -83,14 +83,18 @@ def _taken(path: Path, name: str) -> Iterator[None]:
 def _opened_and_locked(path: Path) -> int | None:
     """The file, open and locked; None where another has it."""
     for _ in range(TRIES):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = _opened(path)
         if not _locked(file):
             os.close(file)
             return None
         if _lies_at(path, file):
             return file
         os.close(file)  # its holder removed it between our opening and our locking it
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # a file system that cannot tell
+    return _opened(path)  # a file system that cannot tell
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
 def _locked(file: int) -> bool:
