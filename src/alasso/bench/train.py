@@ -133,7 +133,8 @@ def trained(
                 found[lane.config.name] = result = lane.result(environment, against[lane.config.name])
                 with trainer.saved_if_refused(group[i:]):
                     write(result, out)
-                del lane.learner  # what comes next may need its memory
+                del lane.learner
+            del trainer  # with its stack: what comes next may need the memory
             if stop_requested() and groups:
                 raise Stopped("the end of a run")
     return found
