@@ -412,6 +412,14 @@ def test_of_two_lengths_the_longer_is_trained(newer):
     assert one.configs == [*stacks[1], stacks[0][0]]
 
 
+def test_shorter_runs_that_nothing_tells_of_come_back_on_the_way_of_longer_ones():
+    stack, shorter = ([config("si", seed, tasks) for seed in (0, 1)] for tasks in (3, 2))
+    others = [config("si", 2, tasks=2), config("si", 1, tasks=4)]
+    (one,) = found([stack[0], *shorter, *others], [result_in_stack(stack[1], stack)])
+    assert one.runs == tuple(stack) and one.lost == (stack[0], *shorter)
+    assert found(shorter, [result_in_stack(stack[1], stack)]) == []  # nothing says that they were ever there
+
+
 @pytest.mark.parametrize("change", [{"gpu": "another"}, {"torch": "3"}, {"alasso": "2"}, {"cuda": None}])
 def test_on_another_machine_or_with_other_versions_nothing_would_come_back_equal(change):
     left = [result_in_stack(one, STACK) for one in STACK[:3]]

@@ -539,7 +539,7 @@ def test_the_papers_runs_of_30_tasks_go_with_those_of_100(tmp_path):
     both = make_plan([found[name] for name in ("mnist-30", "mnist-100", "a-30", "a-100")], None, tmp_path)
     parts = {part.tasks: part for part in both.parts}
     assert {config.method for config in parts[30].configs} == {"imm-mean"}  # not among the runs of 100
-    assert len(parts[100].trained) == len(parts[100].on_the_way) == 3 * (12 + 5)
+    assert len(parts[100].trained) == len(parts[100].on_the_way) == 3 * (13 + 5)
 
 
 def test_only_and_skip():
@@ -598,13 +598,13 @@ def test_times_are_added_up_as_carried_out_and_for_the_whole_at_that_rate(tmp_pa
     timing.note_part(tmp_path, part.title, "d", part.trained[:2], 60.0)
     timing.note_part(tmp_path, part.title, "d", part.trained[2:3], 30.0)
     *_, row, last = Document(known, [], out=tmp_path).times().splitlines()
-    assert row == f"| {part.title} | d | 3 | 2 min | 30.0 | 8 | 4 min |"
-    assert last == "| of these, all |  |  | 2 min |  |  | 4 min |"
+    assert row == f"| {part.title} | d | 3 | 2 min | 30.0 | 8 | 4 min | 2 min |"
+    assert last == "| of these, all |  |  | 2 min |  |  | 4 min | 2 min |"
     timing.note_part(tmp_path, "split-tiny-imagenet, 30 tasks", "d", [], 600.0)
     assert (
         Document(known, [], out=tmp_path)
         .times()
-        .endswith("| of these, all but Tiny ImageNet |  |  | 2 min |  |  | 4 min |")
+        .endswith("| of these, all but Tiny ImageNet |  |  | 2 min |  |  | 4 min | 2 min |")
     )
 
 
@@ -719,7 +719,7 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     document = (tmp_path / "out" / "reproduction.md").read_text()
     assert "| ALASSO is above SI |" in document
     (row,) = [line.split("|")[3:-1] for line in document.splitlines() if line.startswith("| permuted-digits, 3 tasks")]
-    count, took, _, whole, at_this_rate = (cell.strip() for cell in row)
+    count, took, _, whole, at_this_rate, _ = (cell.strip() for cell in row)
     assert count == whole == "7" and took == at_this_rate
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
     assert sum(row.runs for row in timing.read_parts(tmp_path / "out")) == 7

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alasso.bench.config import nearest
+from alasso.bench.config import RunConfig, nearest
 from alasso.bench.results import Result, device_of
 from alasso.bench.tables import spread
 from alasso.errors import AlassoError
@@ -230,22 +230,26 @@ class Document:
         by_part: dict[tuple[str, str], list[timing.Row]] = {}
         for row in found:
             by_part.setdefault((row.part, row.device), []).append(row)
-        whole = {part.title: part.trained for part in whole_parts(self.evidence.experiments.values())}
-        rows = [["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate"]]
-        total = total_at_rate = 0.0
+        whole, one_seed = (self._runs_of_parts(seeds) for seeds in (None, 1))
+        head = ["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate", "with one seed"]
+        rows, sums = [head], [0.0, 0.0, 0.0]
         for (part, device), noted in by_part.items():
-            seconds, count = sum(row.seconds for row in noted), sum(row.runs for row in noted)
-            runs, steps = whole.get(part, ()), sum(row.steps for row in noted)
-            at_rate = seconds / steps * timing.steps_in(runs) if runs and steps else 0.0
+            seconds, count, steps = (sum(getattr(row, of) for row in noted) for of in ("seconds", "runs", "steps"))
+            rate = seconds / steps if steps else 0.0
+            times = [seconds, *(rate * timing.steps_in(of.get(part, ())) for of in (whole, one_seed))]
             if "tiny-imagenet" not in part:
-                total, total_at_rate = total + seconds, total_at_rate + at_rate
-            rate = timing.human(at_rate) if at_rate else "–"
-            shown = [str(count), timing.human(seconds), f"{seconds / max(count, 1):.1f}", str(len(runs)), rate]
-            rows.append([part, device, *shown])
-        sums = [timing.human(seconds) if seconds else "–" for seconds in (total, total_at_rate)]
+                sums = [so_far + one for so_far, one in zip(sums, times, strict=True)]
+            taken, *rates = map(human_or_dash, times)
+            runs = str(len(whole.get(part, ())))
+            rows.append([part, device, str(count), taken, f"{seconds / max(count, 1):.1f}", runs, *rates])
         but_one = any("tiny-imagenet" in part for part, _ in by_part)  # which the goal for the whole leaves out
-        rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", sums[0], "", "", sums[1]])
-        return markdown_table(rows, right=(2, 3, 4, 5, 6))
+        taken, *rates = map(human_or_dash, sums)
+        rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *rates])
+        return markdown_table(rows, right=(2, 3, 4, 5, 6, 7))
+
+    def _runs_of_parts(self, seeds: int | None) -> dict[str, Sequence[RunConfig]]:
+        """By title of part, what it trains where nothing is there yet."""
+        return {part.title: part.trained for part in whole_parts(self.evidence.experiments.values(), seeds)}
 
     def edition(self, *names: str) -> str:
         """A remark beside numbers whose data are not the published edition."""
@@ -287,6 +291,10 @@ def drawers() -> dict[str, Callable[[Sequence[Result]], Figure | None]]:
 
 def measured(group: Group, key: str) -> str:
     return spread(group.measures[key]).replace("-", "−")
+
+
+def human_or_dash(seconds: float) -> str:
+    return timing.human(seconds) if seconds else "–"
 
 
 def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[int] | range = ()) -> str:

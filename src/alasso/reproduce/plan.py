@@ -122,9 +122,9 @@ def runs_of(experiments: Iterable[Experiment], seeds: int | None = None) -> dict
     return {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
 
 
-def whole_parts(experiments: Iterable[Experiment]) -> list[Part]:
+def whole_parts(experiments: Iterable[Experiment], seeds: int | None = None) -> list[Part]:
     """What there is to run where nothing is there yet."""
-    return _parts(list(runs_of(experiments).values()), Counter())
+    return _parts(list(runs_of(experiments, seeds).values()), Counter())
 
 
 def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Part]:
