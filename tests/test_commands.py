@@ -643,3 +643,13 @@ def test_a_search_ends_with_what_it_chose_and_how_good_it_was(tmp_path, monkeypa
     assert code == 0, errors
     best = json.loads(file.read_text())["methods"]["mas"]["tried"][0]
     assert output.splitlines()[-1].startswith(f"mas: lam={best['lam']}, A = {best['A']:.3f} on held-out examples")
+
+
+def test_settings_that_only_some_methods_have_are_said():
+    settings = {"c": ["1", "2"], "epochs": ["1"], "lam": ["3"]}
+    configs = runs.combinations("permuted-digits", ["sgd", "si", "ewc"], [0], {}, settings)
+    assert arguments.not_for_all(configs, settings) == [
+        "c is no setting of sgd, ewc: run without it",
+        "lam is no setting of sgd, si: run without it",
+    ]
+    assert arguments.not_for_all([config for config in configs if config.method == "si"], {"c": ["1"]}) == []

@@ -8,6 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from alasso.report.groups import MEASURES
+from alasso.reproduce.computations import COMPUTATIONS
+from alasso.reproduce.document import Document
+from alasso.reproduce.evidence import Evidence
+from alasso.reproduce.study import Study
+
+from run_helpers import in_process
+
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"
 NEEDS = {
     "lightning": ["lightning"],
@@ -38,3 +46,27 @@ def test_code_of_a_guide(guide, tmp_path, monkeypatch, request):
     blocks = re.findall(r"```python\n(.*?)```", (GUIDES / f"{guide}.md").read_text(), re.S)
     assert blocks
     exec(compile("\n".join(blocks), f"{guide}.md", "exec"), {"__name__": guide})
+
+
+def test_the_study_of_its_guide_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
+    text = (GUIDES / "study.md").read_text()
+    experiment, claims = re.findall(r"```toml\n(.*?)```", text, re.S)
+    (document,) = re.findall(r"```markdown\n(.*?)```", text, re.S)
+    (tmp_path / "strength" / "experiments").mkdir(parents=True)
+    for name, content in (("experiments/seeds.toml", experiment), ("claims.toml", claims), ("document.md", document)):
+        (tmp_path / "strength" / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Study, "page", lambda study: None)  # which takes the most of the time
+    code, output, errors = in_process(["reproduce", "--study", "strength", "--device", "cpu"], monkeypatch, capsys)
+    assert not code, errors
+    written = (tmp_path / "runs" / "strength" / "reproduction.md").read_text()
+    assert "Of 2 claims" in output and "{{" not in written and "not run" not in written
+    assert "| claim | where | said | ours | bar | verdict |" in written and "paper" not in written
+
+
+def test_the_guide_to_studies_names_all_there_is():
+    text = (GUIDES / "study.md").read_text()
+    _, _, of_document = text.partition("## The document")
+    assert [name for name in COMPUTATIONS if f"`{name}`" not in text] == []
+    assert [name for name in Document(Evidence({}, []), []).known() if name not in of_document] == []
+    assert [key for key, _, _ in MEASURES if key not in text] == []

@@ -62,6 +62,16 @@ def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) 
             raise AlassoError(f"{name} is given by {option} and by --set: give it once")
 
 
+def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[str]:
+    """Lines on settings that only some of the methods have; the others are run without them."""
+    lines = []
+    for name in settings:
+        lacking = dict.fromkeys(c.method for c in configs if name not in c.settings and not hasattr(c, name))
+        if lacking:
+            lines.append(f"{name} is no setting of {', '.join(lacking)}: run without it")
+    return lines
+
+
 def checked_interval(seconds: float) -> float:
     if not seconds > 0:
         raise AlassoError(f"--checkpoint-every takes a number of seconds above 0, not {seconds:g}")

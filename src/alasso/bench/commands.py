@@ -84,7 +84,7 @@ def run(
     arguments.refuse_given_twice({**fields, "seed": seed}, settings)
     configs = arguments.asked_for(benchmark, config, method, seed, fields, settings)
     against = read_reference(reference, configs) if reference else None
-    for notice in notices(configs, options, against):
+    for notice in [*notices(configs, options, against), *arguments.not_for_all(configs, settings)]:
         if notice and not quiet:
             say(notice)
     show_runs(configs, options, against)

@@ -41,7 +41,8 @@ def legend(section: Section) -> str:
             f'<button type="button" class="key" data-group="{text(group.config.hash)}" aria-pressed="{pressed}">'
             f"{swatch(group_look(section, group))}{text(section.label(group))}</button>"
         )
-    return f'<div class="legend" role="group" aria-label="Lines shown">{"".join(keys)}</div>'
+    hint = '<span class="hint">Press a name to show or hide it</span>'
+    return f'<div class="legend" role="group" aria-label="Lines shown">{"".join(keys)}{hint}</div>'
 
 
 def swatch(look: Look) -> str:

@@ -72,15 +72,13 @@ def _by_unit(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Ten
     base = following(after) if following is not None else after
     rest = nn.Sequential(*layers[until + 1 :])
 
-    unit = index[:, 0].repeat_interleave(len(offsets))
-    inputs = entering.T[index[:, 1]] if index.shape[1] == 2 else torch.ones_like(entering[:, 0]).expand(len(index), -1)
-    slope = inputs.repeat_interleave(len(offsets), dim=0)
-    moved = offsets.repeat(len(index))
     found = []
-    for part in chunks(len(unit), base.numel(), x.device):
-        column = before.T[unit[part]] + moved[part, None] * slope[part]  # (pairs, examples)
-        change = between(column) - after.T[unit[part]]
-        found.append(loss(rest(_with_change(base, change, unit[part], following))))
+    for pair in chunks(len(index) * len(offsets), base.numel(), x.device):
+        unit, *incoming = index[pair // len(offsets)].unbind(1)
+        slope = entering.T[incoming[0]] if incoming else torch.ones_like(entering[:, 0])
+        column = before.T[unit] + offsets[pair % len(offsets), None] * slope  # (pairs, examples)
+        change = between(column) - after.T[unit]
+        found.append(loss(rest(_with_change(base, change, unit, following))))
     return torch.cat(found).view(len(index), len(offsets))
 
 
@@ -99,12 +97,11 @@ def _by_copies(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: T
 
     weights = model.get_parameter(parameter)
     flat = index @ torch.tensor(weights.stride(), device=index.device)
-    place, moved = flat.repeat_interleave(len(offsets)), offsets.repeat(len(index))
     answer = vmap(lambda copy: functional_call(model, {parameter: copy}, (x,)))
     found = []
-    for part in chunks(len(place), max(weights.numel(), x.numel()), x.device):
-        copies = weights.reshape(1, -1).repeat(len(part), 1)
-        copies[torch.arange(len(part)), place[part]] += moved[part]
+    for pair in chunks(len(index) * len(offsets), max(weights.numel(), x.numel()), x.device):
+        copies = weights.reshape(1, -1).repeat(len(pair), 1)
+        copies[torch.arange(len(pair)), flat[pair // len(offsets)]] += offsets[pair % len(offsets)]
         found.append(loss(answer(copies.view(-1, *weights.shape))))
     return torch.cat(found).view(len(index), len(offsets))
 

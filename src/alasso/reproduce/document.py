@@ -60,12 +60,14 @@ class Document:
     out: Path = Path("results")
     figures: Path | None = None
     quick: bool = False
+    of_paper: bool = True
 
     def fill(self, template: str) -> str:
         return DIRECTIVE.sub(lambda found: self.answer(found[1].split()), template)
 
-    def answer(self, words: Sequence[str]) -> str:
-        known: dict[str, Callable[..., str]] = {
+    def known(self) -> dict[str, Callable[..., str]]:
+        """What a template can ask for, by name."""
+        return {
             "tally": self.tally,
             "verdicts": self.verdicts,
             "not-holding": self.not_holding,
@@ -81,6 +83,9 @@ class Document:
             "editions": self.editions,
             "machines": self.machines,
         }
+
+    def answer(self, words: Sequence[str]) -> str:
+        known = self.known()
         name, *arguments = words or [""]
         if name not in known:
             raise AlassoError(f"the template asks for {name!r}{nearest(name, known)}")
@@ -96,7 +101,7 @@ class Document:
         return show.tally_sentence(self.judged)
 
     def verdicts(self) -> str:
-        rows = [["claim", "in the paper", "paper", "ours", "bar", "verdict"]]
+        rows = [["claim", *show.said_columns(self.of_paper), "ours", "bar", "verdict"]]
         for topic, claims in show.by_topic(self.judged).items():
             rows.append([f"**{show.in_small(topic) if self.quick else topic}**", "", "", "", "", ""])
             for one in claims:
@@ -109,7 +114,7 @@ class Document:
 
     def not_holding(self) -> str:
         """Every claim that does not hold or is within noise: by how much, and what was tried."""
-        lines = []
+        lines, said = [], "the paper" if self.of_paper else "said"
         for one in self.judged:
             if one.verdict not in (DOES_NOT_HOLD, WITHIN_NOISE) or one.finding is None:
                 continue
@@ -120,7 +125,7 @@ class Document:
             edition = f" ({one.edition})" if one.edition else ""
             lines.append(
                 f"- {one.claim.topic}{edition}: **{one.claim.says}** ({one.claim.where}) {one.verdict}: "
-                f"{show.shown(one.finding)}{note}, {by}; the paper: {show.shown_paper(one.claim)}.{tried}"
+                f"{show.shown(one.finding)}{note}, {by}; {said}: {show.shown_paper(one.claim)}.{tried}"
             )
         waiting = show.missing_lines([one for one in self.judged if one.verdict == NOT_RUN], most=99)
         if waiting:
@@ -202,7 +207,8 @@ class Document:
     # -- how it was run -----------------------------------------------------------------------------------------
 
     def experiments(self) -> str:
-        rows = [["experiment", "what it is", "in the paper", "results", "asked for", "seconds in result files"]]
+        where, _ = show.said_columns(self.of_paper)
+        rows = [["experiment", "what it is", where, "results", "asked for", "seconds in result files"]]
         for one in self.evidence.experiments.values():
             found = self.evidence.results_of([one.id])
             if one.probe is not None:

@@ -78,9 +78,10 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     wide = width >= WIDE
     table.add_column("claim", ratio=1)
+    where, said = said_columns(of_paper)
     if wide:
-        table.add_column("in the paper", max_width=22)
-    table.add_column("paper", justify="right", max_width=12)
+        table.add_column(where, max_width=22)
+    table.add_column(said, justify="right", max_width=12)
     table.add_column("ours", justify="right", no_wrap=True)
     if wide:
         table.add_column("bar", justify="right", no_wrap=True)
@@ -98,6 +99,11 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
             cells += [one.claim.bar()] if wide else []
             table.add_row(*cells, Text(verdict, style))
     return table
+
+
+def said_columns(of_paper: bool) -> tuple[str, str]:
+    """Headings of where a claim stands, and of the number or the words that stand there."""
+    return ("in the paper", "paper") if of_paper else ("where", "said")
 
 
 def in_small(topic: str) -> str:

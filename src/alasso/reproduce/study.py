@@ -132,6 +132,7 @@ class Study:
             places.out,
             places.document.parent / "figures" if drawing and not self.quick else None,
             self.quick,
+            self.of_paper,
         )
         return document.fill(QUICK_TEMPLATE if self.quick else template_of(self.folder))
 
