@@ -653,3 +653,11 @@ def test_settings_that_only_some_methods_have_are_said():
         "lam is no setting of sgd, si: run without it",
     ]
     assert arguments.not_for_all([config for config in configs if config.method == "si"], {"c": ["1"]}) == []
+
+
+@pytest.mark.parametrize(("words", "said"), [([], True), (["--quiet"], False)])
+def test_they_are_said_before_anything_is_run(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "carry_out", lambda *rest: [])
+    options = ["--method", "sgd", "si", "--set", "c=1", "--out", tmp_path, *words]
+    code, output, errors = in_process(["run", "permuted-digits", *options], monkeypatch, capsys)
+    assert not code and ("c is no setting of sgd: run without it" in output + errors) == said

@@ -223,6 +223,7 @@ def test_a_sweep_is_shown_whole_at_first_and_in_colours_of_its_own():
     assert (by_a[0.8], by_a[5.0]) == ("#00334F", "#D55E00")
     html = page.build(Collected(sweep, []))
     assert re.findall(r'data-group="\w+" aria-pressed="(\w+)"', html) == ["true"] * 7
+    assert html.count("Press a name to show or hide it") == 1
 
 
 def lightness(colour):

@@ -19,7 +19,7 @@ from alasso.bench.results import Result, result_path
 from alasso.reproduce import carrying, show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
 from alasso.reproduce.computations import COMPUTATIONS, Finding
-from alasso.reproduce.document import Document, template_of
+from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
 from alasso.reproduce.plan import make_plan, probe_path, whole_parts
@@ -595,17 +595,26 @@ def test_a_damaged_line_of_times_is_left_aside(tmp_path):
 def test_times_are_added_up_as_carried_out_and_for_the_whole_at_that_rate(tmp_path):
     known = evidence({"si": [0.6]}, out=tmp_path)
     (part,) = whole_parts(known.experiments.values())  # eight runs alike: four, two seeds each
-    timing.note_part(tmp_path, part.title, "d", part.trained[:2], 60.0)
-    timing.note_part(tmp_path, part.title, "d", part.trained[2:3], 30.0)
+    timing.note_part(tmp_path, part.title, "d", part.trained[:2], 120.0)
+    timing.note_part(tmp_path, part.title, "d", part.trained[2:3], 60.0)
     *_, row, last = Document(known, [], out=tmp_path).times().splitlines()
-    assert row == f"| {part.title} | d | 3 | 2 min | 30.0 | 8 | 4 min | 2 min |"
-    assert last == "| of these, all |  |  | 2 min |  |  | 4 min | 2 min |"
+    assert row == f"| {part.title} | d | 3 | 3 min | 60.0 | 8 | 8 min | 4 min |"
+    assert last == "| of these, all |  |  | 3 min |  |  | 8 min | 4 min |"
     timing.note_part(tmp_path, "split-tiny-imagenet, 30 tasks", "d", [], 600.0)
     assert (
         Document(known, [], out=tmp_path)
         .times()
-        .endswith("| of these, all but Tiny ImageNet |  |  | 2 min |  |  | 4 min | 2 min |")
+        .endswith("| of these, all but Tiny ImageNet |  |  | 3 min |  |  | 8 min | 4 min |")
     )
+
+
+def test_times_of_images_of_ones_own_have_no_rate(tmp_path):
+    own = experiment(benchmark="split-folder", fields={"path": str(tmp_path)}, runs={"si": {}})  # two seeds
+    known = Evidence({own.id: own}, [], tmp_path)
+    (part,) = whole_parts([own])
+    timing.note_part(tmp_path, part.title, "d", part.trained, 120.0)
+    *_, row, _ = Document(known, [], out=tmp_path).times().splitlines()
+    assert row == f"| {part.title} | d | 2 | 2 min | 60.0 | 2 | – | – |"
 
 
 @pytest.mark.parametrize("method", ["alasso", "vcl"])
@@ -661,7 +670,19 @@ def test_the_papers_document_fills_in_numbers_and_draws(tmp_path):
 
 def test_a_template_that_asks_for_what_there_is_not(tmp_path):
     document = Document(evidence({}), [])
-    for template, message in (("{{verdict}}", "did you mean 'verdicts'"), ("{{mean}}", "too few or too many")):
+    for template, message in (
+        ("{{verdict}}", "did you mean 'verdicts'"),
+        ("{{mean}}", "too few or too many"),
+        ("{{mean x/is}}", "no run 'is'; did you mean 'si'"),
+        ("{{mean x/si Q}}", "there is no measure 'Q'; there are A, F"),
+        ("{{difference x/si x/ewc Q}}", "there is no measure 'Q'"),
+        ("{{table}}", "names no experiment"),
+        ("{{table x y}}", "there is no experiment 'y'"),
+        ("{{edition y}}", "there is no experiment 'y'"),
+        ("{{figure mean-accuracy}}", "names no experiment"),
+        ("{{figure mean-accuracy y}}", "there is no experiment 'y'"),
+        ("{{figure probe-sides x}}", "of an experiment with \\[probe\\], which x has not"),
+    ):
         with pytest.raises(AlassoError, match=message):
             document.fill(template)
     assert "{{verdicts}}" in template_of(tmp_path)  # a study without a template has a plain one
@@ -794,7 +815,9 @@ def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_p
     found = [results.read(p) for p in (tmp_path / "runs" / "study-quick").glob("*_s0.json")]
     assert sorted(r.config.tasks for r in found) == [2, 2, 2]  # the small versions, of those that have one
     assert "indicative" in output.lower() and "seen" in output and "holds" not in output
-    assert "no verdict on the paper" in (tmp_path / "runs" / "study-quick" / "reproduction.md").read_text()
+    document = (tmp_path / "runs" / "study-quick" / "reproduction.md").read_text()
+    assert "No verdicts" in document and "MNIST" not in document and "the paper" not in document + output
+    assert "no verdict on the paper" in Document(evidence({}), [], quick=True).fill(QUICK_TEMPLATE)
     assert not (tmp_path / "docs").exists()
 
     results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path / "real")

@@ -15,7 +15,6 @@ from typing import Any
 
 from alasso.bench.config import nearest, read_toml
 from alasso.errors import AlassoError
-from alasso.report.groups import MEASURES
 from alasso.report.names import number
 from alasso.reproduce.computations import COMPUTATIONS, Finding, arguments_of, references_in
 from alasso.reproduce.evidence import Evidence, NotRun
@@ -170,8 +169,6 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
 
 def check_arguments(what: str, how: str, arguments: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> None:
     """As if nothing had been run, which is all that a computation may complain of."""
-    if (measure := arguments.get("measure", "A")) not in (known := [key for key, _, _ in MEASURES]):
-        raise AlassoError(f"{what}: there is no measure {measure!r}; there are {', '.join(known)}")
     try:
         COMPUTATIONS[how](Evidence(experiments, []), **arguments)
     except NotRun:

@@ -22,6 +22,7 @@ from alasso.reproduce import show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
 from alasso.reproduce.computations import Finding, difference, mean
 from alasso.reproduce.evidence import Evidence, NotRun
+from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import whole_parts
 from alasso.wording import count_of
 
@@ -37,11 +38,13 @@ OF_PROBES = {"probe-sides": "sides", "probe-surrogates": "surrogates"}  # figure
 #: Used where a study has no template of its own.
 PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
 
-QUICK_TEMPLATE = (
-    "# In small: indicative only\n\n`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, "
-    "short training. It shows that everything runs; the paper's gaps need not show at this size. It gives no verdict "
-    "on the paper.\n\n"
-    "{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
+QUICK_TEMPLATE = "# In small: indicative only\n\n{{quick-note}}\n\n{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
+QUICK_NOTE = (
+    "`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, short training. It shows that "
+    "everything runs; the paper's gaps need not show at this size. It gives no verdict on the paper."
+)
+QUICK_NOTE_OF_OWN = (
+    "`alasso reproduce --quick`: each experiment as its `[quick]` changes it, with one seed. No verdicts."
 )
 
 RE_SPLIT = (
@@ -69,6 +72,7 @@ class Document:
         """What a template can ask for, by name."""
         return {
             "tally": self.tally,
+            "quick-note": lambda: QUICK_NOTE if self.of_paper else QUICK_NOTE_OF_OWN,
             "verdicts": self.verdicts,
             "not-holding": self.not_holding,
             "bars": self.bars,
@@ -164,14 +168,24 @@ class Document:
     def table(self, *names: str) -> str:
         """Every run of some experiments with its measures."""
         rows = [["run", *(heading for _, heading in TABLE_MEASURES), "seeds"]]
-        for name in names:
-            for run in self.evidence.experiments[name].runs if name in self.evidence.experiments else ():
+        for name, experiment in self._experiments(names).items():
+            for run in experiment.runs:
                 group = self.evidence.group(f"{name}/{run}")
                 if group is None:
                     rows.append([run, MISSING, *[""] * len(TABLE_MEASURES)])
                 else:
                     rows.append([run, *(measured(group, key) for key, _ in TABLE_MEASURES), str(len(group.results))])
         return markdown_table(rows, right=range(1, len(rows[0])))
+
+    def _experiments(self, names: Sequence[str]) -> dict[str, Experiment]:
+        """By name; a template that asks for others, or for none, has a slip."""
+        known = self.evidence.experiments
+        if not names:
+            raise AlassoError("the template names no experiment where it should")
+        for name in names:
+            if name not in known:
+                raise AlassoError(f"there is no experiment {name!r}{nearest(name, known)}")
+        return {name: known[name] for name in names}
 
     # -- figures ------------------------------------------------------------------------------------------------
 
@@ -181,6 +195,9 @@ class Document:
         known = [*drawers(), *OF_PROBES]
         if name not in known:
             raise AlassoError(f"there is no figure {name!r}{nearest(name, known)}")
+        found = self._experiments(experiments)
+        if name in OF_PROBES and not all(one.probe for one in found.values()):
+            raise AlassoError(f"the figure {name} is of an experiment with [probe], which {experiments[0]} has not")
         if self.figures is None:
             return f"*No figure of {title}: figures need the extra `report`.*"
         drawn = self.drawn(name, experiments)
@@ -241,8 +258,9 @@ class Document:
         rows, sums = [head], [0.0, 0.0, 0.0]
         for (part, device), noted in by_part.items():
             seconds, count, steps = (sum(getattr(row, of) for row in noted) for of in ("seconds", "runs", "steps"))
-            rate = seconds / steps if steps else 0.0
-            times = [seconds, *(rate * timing.steps_in(of.get(part, ())) for of in (whole, one_seed))]
+            # Of images of one's own it is not known beforehand how many steps they take.
+            of_runs = [timing.steps_in(of.get(part, ())) if steps else 0 for of in (whole, one_seed)]
+            times = [seconds, *(seconds / max(steps, 1) * planned for planned in of_runs)]
             if "tiny-imagenet" not in part:
                 sums = [so_far + one for so_far, one in zip(sums, times, strict=True)]
             taken, *rates = map(human_or_dash, times)
@@ -259,7 +277,8 @@ class Document:
 
     def edition(self, *names: str) -> str:
         """A remark beside numbers whose data are not the published edition."""
-        found = self.evidence.edition(f"{name}/{run}" for name in names for run in self.evidence.experiments[name].runs)
+        experiments = self._experiments(names)
+        found = self.evidence.edition(f"{name}/{run}" for name, one in experiments.items() for run in one.runs)
         return f"Data: {found}." if found else ""
 
     def editions(self) -> str:

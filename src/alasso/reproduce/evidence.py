@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
-from alasso.report.groups import Group, groups
+from alasso.report.groups import MEASURES, Group, groups
 from alasso.report.load import read_checked
 from alasso.reproduce.experiments import Experiment, config_of
 from alasso.reproduce.plan import probe_path, results_in
@@ -59,6 +59,8 @@ class Evidence:
 
     def values(self, references: Sequence[str], measure: str = "A") -> dict[str, Values]:
         """The measure of each run for every seed that all of them have: differences are between like and like."""
+        if measure not in (known := [key for key, _, _ in MEASURES]):
+            raise AlassoError(f"there is no measure {measure!r}; there are {', '.join(known)}")
         found = {ref: _known(group, measure) for ref, group in self.groups(references).items()}
         if missing := [ref for ref, values in found.items() if not values]:
             # I, without the single-task run that it is measured against.

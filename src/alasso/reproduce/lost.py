@@ -62,7 +62,7 @@ def lost_stacks(
         runs = [config for name in names if (config := config_named(name, known))]
         if len(runs) == len(names):
             found.append(LostStack(tuple(runs), tuple(wanted.pop(name) for name in lost)))
-    return [with_shorter_ones(stack, wanted) for stack in once_each(found)]
+    return with_shorter_ones(once_each(found), wanted.values())
 
 
 def found_with(result: Result, environment: Mapping[str, Any]) -> bool:
@@ -82,11 +82,15 @@ def once_each(stacks: Iterable[LostStack]) -> list[LostStack]:
     return list(by_runs.values())
 
 
-def with_shorter_ones(stack: LostStack, missing: dict[str, RunConfig]) -> LostStack:
-    """And those ``missing`` of which no result tells, but which its runs come past; they are taken from there."""
-    passed = {but_for_tasks(run): run.tasks or 0 for run in stack.runs if can_be_passed_through(run)}
-    found = [c for c in missing.values() if (c.tasks or 0) < passed.get(but_for_tasks(c), 0)]
-    return replace(stack, lost=stack.lost + tuple(missing.pop(config.name) for config in found))
+def with_shorter_ones(stacks: Iterable[LostStack], missing: Iterable[RunConfig]) -> list[LostStack]:
+    """The stacks, and what is ``missing`` without a result that tells of it but lies on their way: it costs nothing."""
+    left, found = list(missing), []
+    for stack in stacks:
+        passed = {but_for_tasks(run): run.tasks or 0 for run in stack.runs if can_be_passed_through(run)}
+        on_the_way = [config for config in left if (config.tasks or 0) < passed.get(but_for_tasks(config), 0)]
+        found.append(replace(stack, lost=stack.lost + tuple(on_the_way)))
+        left = [config for config in left if config not in on_the_way]
+    return found
 
 
 def configs_by_stem(planned: Iterable[RunConfig], present: Iterable[Result]) -> dict[str, RunConfig]:

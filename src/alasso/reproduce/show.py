@@ -26,6 +26,7 @@ VERDICT_CAPTION = (
     "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
 )
 QUICK_CAPTION = "Indicative: small data, few tasks, short training, where the paper's gaps need not show. No verdict."
+QUICK_CAPTION_OF_OWN = "Indicative: each experiment as its [quick] changes it, with one seed. No verdict."
 
 
 def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
@@ -74,7 +75,8 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
     """Claims under their topics; a narrow terminal gets what matters most."""
     claims_of = "The paper's claims" if of_paper else "Claims"
     title = f"{claims_of} in small: indicative only" if quick else claims_of
-    caption = QUICK_CAPTION if quick else VERDICT_CAPTION
+    quick_caption = QUICK_CAPTION if of_paper else QUICK_CAPTION_OF_OWN
+    caption = quick_caption if quick else VERDICT_CAPTION
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     wide = width >= WIDE
     table.add_column("claim", ratio=1)
