@@ -506,6 +506,7 @@ def test_multi_value_options():
         ("point_epochs=-1", "point_epochs must be 0 or more, not -1"),
         ("coreset=0", "coreset must be 1 or more, not 0"),
         ("coreset_epochs=-3", "coreset_epochs must be 0 or more, not -3"),
+        ("tasks=99999999", "tasks must be 10000 or fewer, not 99999999: each is tested after each"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(setting, said, tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
-from alasso.reproduce import carrying, show, timing
+from alasso.reproduce import carrying, claims, show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
 from alasso.reproduce.computations import COMPUTATIONS, Finding
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
@@ -431,6 +431,12 @@ def folder(tmp_path, monkeypatch):
         (('"permuted-digits"', '["permuted-digits"]'), "benchmark must be a text"),
         (("[quick]\ntasks = 2", "[more]"), "no such field: 'more'"),
         (('title = "Small"', 'title = "Small"\nprobe = 1'), "probe must be a table, not 1"),
+        (
+            ('title = "Small"', 'title = "Small"\nprobe = { wieghts = 3 }'),
+            "[probe] has no 'wieghts'; did you mean 'weights'?",
+        ),
+        (("si = {}", 'si = { method = ["si"] }'), "run 'si' must be a table with one method"),
+        (("tasks = 3", "tasks = 3\nseed = 4"), "seed is no field of a run"),
     ],
 )
 def test_a_mistake_in_an_experiment_names_the_file(folder, change, message):
@@ -458,8 +464,12 @@ def test_a_mistake_in_an_experiment_names_the_file(folder, change, message):
         (("at_least = -1.0", 'at_least = "0.5"'), "gap: at_least must be a number, not '0.5'"),
         (("at_least = -1.0", "at_least = nan"), "gap: at_least must be a number, not nan"),
         (("at_least = -1.0", "at_least = 2\nat_most = 1"), "no number is at least 2 and at most 1"),
-        (('of = "small/alasso"', "of = 3"), "gap: difference cannot be computed from"),
-        (('of = "small/alasso"', 'of = ["small/alasso"]'), "gap: difference cannot be computed from"),
+        (('of = "small/alasso"', "of = 3"), "gap: difference: 3 names no run: write experiment/run"),
+        (
+            ('of = "small/alasso"', 'of = ["small/alasso"]'),
+            "difference: ['small/alasso'] names no run: write experiment/run",
+        ),
+        (("at_least = -1.0", "at_leest = -1.0"), "takes no 'at_leest'; did you mean 'at_least'?"),
         (('of = "small/alasso"', 'of = "small"'), "'small' names no run: write experiment/run"),
         (('less = "small/si"', 'less = "small/si"\nmeasure = "Z"'), "there is no measure 'Z'; there are A, F"),
     ],
@@ -469,6 +479,25 @@ def test_a_mistake_in_a_claim_is_found_before_anything_runs(folder, change, mess
     with pytest.raises(AlassoError) as caught:
         read_claims(folder, read_experiments(folder))
     assert message in str(caught.value) and "claims.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"how": "gap_to_best_other", "of": "x/si", "others": []}, "cannot be computed from"),
+        ({"how": "order", "rising": [["x/si"]]}, "cannot be computed from"),
+        ({"how": "order", "rising": ["x/si", "x/ewc"]}, "a list of runs belongs where a text stands"),
+        ({"how": "best", "among": "x/si"}, "a list of runs belongs where a text stands"),
+        ({"how": "largest_deviation", "table": {"x/si": "0.7"}}, "cannot be computed from"),
+        ({"how": "smaller_loss", "of": ["x/si"], "others": [["x/si", "x/ewc"]]}, "cannot be computed from"),
+        ({"how": "probe_evenness", "of": "x/si"}, "experiment x has no [probe]"),
+    ],
+)
+def test_a_computation_that_cannot_be_made_is_found_before_anything_runs(arguments, message):
+    texts = dict.fromkeys(("id", "topic", "where", "says", "why"), "c")
+    with pytest.raises(AlassoError) as caught:
+        claims._claim({**texts, **arguments, "at_least": 0.5}, {"x": experiment()})
+    assert message in str(caught.value)
 
 
 def test_one_claim_in_single_brackets_is_told_how_to_be_written(folder):
@@ -681,6 +710,9 @@ def test_a_template_that_asks_for_what_there_is_not(tmp_path):
         ("{{edition y}}", "there is no experiment 'y'"),
         ("{{figure mean-accuracy}}", "names no experiment"),
         ("{{figure mean-accuracy y}}", "there is no experiment 'y'"),
+        ("{{tally}", "not closed, or not opened"),
+        ("and {{tally", "not closed, or not opened"),
+        ("tally}} and", "not closed, or not opened"),
         ("{{figure probe-sides x}}", "of an experiment with \\[probe\\], which x has not"),
     ):
         with pytest.raises(AlassoError, match=message):
@@ -688,7 +720,40 @@ def test_a_template_that_asks_for_what_there_is_not(tmp_path):
     assert "{{verdicts}}" in template_of(tmp_path)  # a study without a template has a plain one
 
 
+def test_a_template_that_is_no_text_is_said_so(tmp_path):
+    (tmp_path / "document.md").write_bytes(b"\xff\xfe")
+    with pytest.raises(AlassoError, match=r"document\.md is not a text in UTF-8"):
+        template_of(tmp_path)
+    (tmp_path / "document.md").unlink()
+    (tmp_path / "document.md").mkdir()
+    with pytest.raises(AlassoError, match=r"document\.md cannot be read: Is a directory"):
+        template_of(tmp_path)
+
+
+def test_a_figure_that_results_do_not_give_says_what_they_lack(tmp_path):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    some, none = (Document(evidence(of), [], figures=tmp_path) for of in ({"si": [0.5]}, {}))
+    assert some.figure("sensitivity", "x") == "*No figure of sensitivity: x: no alasso runs that differ in a alone.*"
+    assert none.figure("sensitivity", "x") == "*No figure of sensitivity: x: not run.*"
+
+
 # -- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("judging", ["--judge", "--quiet"])
+def test_a_studys_own_template_is_not_written_over(judging, folder, tmp_path, monkeypatch, capsys):
+    (folder / "document.md").write_text("{{tally}}")
+    results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path / "out")
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", judging, "--document"]
+    code, _, errors = command([*words, folder / "document.md"], monkeypatch, capsys)
+    assert code == 2 and "is the study's own template; name another file with --document" in errors
+    assert (folder / "document.md").read_text() == "{{tally}}"
+
+
+def test_a_slip_in_the_template_is_said_by_the_plan_too(folder, tmp_path, monkeypatch, capsys):
+    (folder / "document.md").write_text("{{taly}}")
+    code, output, errors = command(["reproduce", "--study", folder, "--plan"], monkeypatch, capsys)
+    assert code == 2 and "did you mean 'tally'" in errors and not output
 
 
 def command(words, monkeypatch, capsys, width=100):
@@ -709,7 +774,8 @@ def command(words, monkeypatch, capsys, width=100):
         (["--judge", "--plan"], "give one of the two"),
         (["--plan", "--report", "x.html"], "--plan writes nothing: leave out --report"),
         (["--judge", "--seeds", "2"], "--judge takes all seeds there are"),
-        (["--study", "nowhere"], "nowhere holds no experiments"),
+        (["--study", "nowhere"], "there is no folder nowhere"),
+        (["--study", "."], ". holds no experiments"),
         (["--only", "si-10", "--data-dir", "nowhere"], "data not found: mnist"),
         (["--device", "tpu9", "--only", "si-10", "--plan"], "no device 'tpu9'"),
     ],

@@ -257,7 +257,7 @@ def test_combinations_are_all_of_them_and_none_twice():
         ("sgd", None, 0), ("sgd", None, 1),
         ("alasso", 1.0, 0), ("alasso", 1.0, 1), ("alasso", 2.0, 0), ("alasso", 2.0, 1),
     ]  # fmt: skip
-    with pytest.raises(AlassoError, match="no setting 'zeta'"):
+    with pytest.raises(AlassoError, match="none of sgd, alasso has a setting 'zeta'"):
         runs.combinations("permuted-digits", ["sgd", "alasso"], [0], SMALL, {"zeta": ["1"]})
 
 

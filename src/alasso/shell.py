@@ -122,9 +122,10 @@ class Regularizer:
         No data is needed; a loader is taken and not used, so that one loop can serve all methods.
         """
         if self.surrogate.observes_path and self.steps == 0:
+            what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
             raise AlassoError(
                 "consolidate() has seen no optimizer step since the last one; "
-                "call attach(optimizer) before training (a copied optimizer loses its hooks)"
+                f"{what_to_do} before it (a copied optimizer loses its hooks)"
             )
         if self.surrogate.observes_path and self.unseen_steps >= self.steps:
             warnings.warn(

@@ -18,6 +18,7 @@ from alasso.errors import AlassoError
 
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("tf32", "float32", "bf16")
+MOST_TASKS = 10_000  # 50 million numbers in a result
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class RunConfig:
             if values[name] is not None and not 1 <= values[name] < 2**31:
                 limit = "1 or more" if values[name] < 1 else "below 2³¹"
                 raise AlassoError(f"{name} must be {limit}, not {values[name]}")
+        if values["tasks"] is not None and values["tasks"] > MOST_TASKS:
+            raise AlassoError(f"tasks must be {MOST_TASKS} or fewer, not {values['tasks']}: each is tested after each")
         if not 0 <= values["seed"] < 2**63:
             raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
         if not 0 < values["learning_rate"] < float("inf"):

@@ -67,7 +67,8 @@ def combinations(
     for name in settings:
         if name not in somewhere or name in NOT_CHANGES:
             allowed = sorted(somewhere - set(NOT_CHANGES))
-            raise AlassoError(f"{methods[0]} has no setting {name!r}{nearest(name, allowed)}")
+            who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
+            raise AlassoError(f"{who} setting {name!r}{nearest(name, allowed)}")
     configs = []
     for method in methods:
         own = {

@@ -144,6 +144,8 @@ def trained(
 
 
 def refuse_doubles(configs: Sequence[RunConfig]) -> None:
+    if other := next((one for one in configs if not isinstance(one, RunConfig)), None):
+        raise AlassoError(f"a run takes a RunConfig, not a {type(other).__name__}: RunConfig.own(…) makes one")
     if twice := next((config.name for i, config in enumerate(configs) if config in configs[:i]), None):
         raise AlassoError(f"{twice} is given twice: a run and itself would write one result")
 

@@ -11,14 +11,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alasso.bench.config import nearest, read_toml
 from alasso.errors import AlassoError
 from alasso.report.names import number
 from alasso.reproduce.computations import COMPUTATIONS, Finding, arguments_of, references_in
-from alasso.reproduce.evidence import Evidence, NotRun
+from alasso.reproduce.evidence import Evidence, NotRun, Values, check_measure
 from alasso.reproduce.experiments import Experiment, config_of
+
+if TYPE_CHECKING:
+    from alasso.report.probe_findings import Measured
 
 HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_RUN = "holds", "within noise", "does not hold", "not run"
 VERDICTS = (HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_RUN)
@@ -153,12 +156,12 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
     how = raw["how"]
     if how not in COMPUTATIONS:
         raise AlassoError(f"{name}: there is no computation {how!r}{nearest(how, COMPUTATIONS)}")
-    if "at_least" not in raw and "at_most" not in raw:
-        raise AlassoError(f"{name}: a bar is missing: at_least, at_most or both")
     arguments = {key: value for key, value in raw.items() if key not in OWN_FIELDS}
     allowed = arguments_of(how)
     if unknown := sorted(set(arguments) - set(allowed)):
-        raise AlassoError(f"{name}: {how} takes no {unknown[0]!r}{nearest(unknown[0], allowed)}")
+        raise AlassoError(f"{name}: {how} takes no {unknown[0]!r}{nearest(unknown[0], (*allowed, *OWN_FIELDS))}")
+    if "at_least" not in raw and "at_most" not in raw:
+        raise AlassoError(f"{name}: a bar is missing: at_least, at_most or both")
     if lacking := [key for key, needed in allowed.items() if needed and key not in arguments]:
         raise AlassoError(f"{name}: {how} needs {lacking[0]!r}")
     for reference in references_in(arguments):
@@ -167,10 +170,33 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
     return Claim(**{key: raw[key] for key in OWN_FIELDS if key in raw}, arguments=arguments)
 
 
+class Rehearsal(Evidence):
+    """Evidence with made-up numbers: what a computation complains of here, it would complain of after all runs."""
+
+    def values(self, references: Sequence[str], measure: str = "A") -> dict[str, Values]:
+        for reference in references:
+            if isinstance(reference, str) and len(reference) == 1:  # of a text that was taken apart
+                raise AlassoError("a list of runs belongs where a text stands, or a list of lists where a list does")
+            if not isinstance(reference, str) or "/" not in reference:
+                raise AlassoError(f"{reference!r} names no run: write experiment/run")
+        check_measure(measure)
+        return {ref: {0: self.made_up(ref), 1: 0.5} for ref in references}
+
+    def made_up(self, reference: str) -> float:
+        """A number of its own for each run."""
+        return int(self.config_hash(reference), 16) / 16**10
+
+    def probe(self, reference: str) -> Measured:
+        name, _, _ = reference.partition("/")
+        if self.experiments[name].probe is None:
+            raise AlassoError(f"experiment {name} has no [probe], by which its weights would be moved")
+        raise NotRun([reference])
+
+
 def check_arguments(what: str, how: str, arguments: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> None:
-    """As if nothing had been run, which is all that a computation may complain of."""
+    """Before anything is run: the computation is made once, on made-up numbers."""
     try:
-        COMPUTATIONS[how](Evidence(experiments, []), **arguments)
+        COMPUTATIONS[how](Rehearsal(experiments, []), **arguments)
     except NotRun:
         return
     except (TypeError, ValueError, LookupError, AttributeError) as error:

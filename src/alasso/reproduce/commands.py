@@ -18,7 +18,9 @@ from alasso.wording import count_of
 if TYPE_CHECKING:
     from alasso.reproduce.claims import Judged
     from alasso.reproduce.evidence import Evidence
+    from alasso.reproduce.plan import Plan
     from alasso.reproduce.study import Study
+    from alasso.reproduce.timing import Estimate
 
 A_DAY = 86_400  # seconds
 NO_DRAWING = "without figures and page: {}"
@@ -71,15 +73,16 @@ def reproduce(
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
     places = Places.chosen(quick, out, document, report, study)
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
+    work.check_template()
     if plan:
         return show_plan(work, device, data_dir)
     if judge and not any(places.out.glob("*.json")):
         raise AlassoError(f"there are no results in {places.out}; name their folder with --out")
     with_page = not judge or report is not None
     check_file(places.document, ".md")
+    work.refuse_to_write_over_itself()
     if with_page:
         check_file(places.report, ".html", ".htm")
-    work.check_template()
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
     return conclude(work, quiet=quiet, with_page=with_page)
@@ -94,7 +97,7 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
-    say(f"To do: {carrying.to_do(planned)}; {planned.present} already in {work.places.out}; {estimate.sentence()}.")
+    say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
         say(f"{advice[0].upper()}{advice[1:]}.")
@@ -104,8 +107,18 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     return None
 
 
+def to_do(planned: Plan) -> str:
+    from alasso.reproduce import carrying
+
+    return f"To do: {carrying.to_do(planned)}; {planned.present}"
+
+
+def estimated(estimate: Estimate) -> str:
+    return f"; {sentence}" if (sentence := estimate.sentence()) else ""
+
+
 def there(count: int) -> str:
-    return "the 1 result is" if count == 1 else f"all {count} results are"
+    return "the 1 result is" if count == 1 else f"all {count} results are" if count else "what there is to measure is"
 
 
 def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:
@@ -122,7 +135,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     work.places.refuse_mixture(work)
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
-    hush(f"To do: {carrying.to_do(planned)}; {planned.present} already there; {estimate.sentence()}.")
+    hush(f"{to_do(planned)} already there{estimated(estimate)}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Console(), hush)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DIRECTIVE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+STRAY = re.compile(r"\{\{[^{}\n]*\}?|[^{}\s]*\}\}")
 MISSING = "not run"
 TABLE_MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"), ("first_task", "first task"))
 
@@ -66,6 +67,8 @@ class Document:
     of_paper: bool = True
 
     def fill(self, template: str) -> str:
+        if stray := STRAY.search(DIRECTIVE.sub("", template)):
+            raise AlassoError(f"{stray[0]!r} is not closed, or not opened: write {{{{name}}}}")
         return DIRECTIVE.sub(lambda found: self.answer(found[1].split()), template)
 
     def known(self) -> dict[str, Callable[..., str]]:
@@ -202,7 +205,8 @@ class Document:
             return f"*No figure of {title}: figures need the extra `report`.*"
         drawn = self.drawn(name, experiments)
         if drawn is None:
-            return f"*No figure of {title}: {MISSING}.*"
+            lacking = why_not_drawn(name) if self.evidence.results_of(experiments) else MISSING
+            return f"*No figure of {title}: {lacking}.*"
         from alasso.report.figure_files import save
 
         (path,) = save(drawn, self.figures, f"{experiments[0]}-{name}", formats=("svg",))
@@ -314,6 +318,14 @@ def drawers() -> dict[str, Callable[[Sequence[Result]], Figure | None]]:
     return {known: draw for known, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
 
 
+def why_not_drawn(name: str) -> str:
+    """What results lack that give no such figure."""
+    from alasso.report import figure_files
+
+    lacking = {known: why for known, _, why in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
+    return lacking.get(name) or MISSING
+
+
 def measured(group: Group, key: str) -> str:
     return spread(group.measures[key]).replace("-", "−")
 
@@ -337,4 +349,11 @@ def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[int] | range =
 
 def template_of(folder: Path) -> str:
     path = folder / "document.md"
-    return path.read_text(encoding="utf-8") if path.exists() else PLAIN_TEMPLATE
+    if not path.exists():
+        return PLAIN_TEMPLATE
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise AlassoError(f"{path} is not a text in UTF-8") from error

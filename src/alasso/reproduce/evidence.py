@@ -59,8 +59,7 @@ class Evidence:
 
     def values(self, references: Sequence[str], measure: str = "A") -> dict[str, Values]:
         """The measure of each run for every seed that all of them have: differences are between like and like."""
-        if measure not in (known := [key for key, _, _ in MEASURES]):
-            raise AlassoError(f"there is no measure {measure!r}; there are {', '.join(known)}")
+        check_measure(measure)
         found = {ref: _known(group, measure) for ref, group in self.groups(references).items()}
         if missing := [ref for ref, values in found.items() if not values]:
             # I, without the single-task run that it is measured against.
@@ -97,6 +96,11 @@ class Evidence:
         if not path.exists():
             raise NotRun([reference])
         return read_probe(path)
+
+
+def check_measure(measure: str) -> None:
+    if measure not in (known := [key for key, _, _ in MEASURES]):
+        raise AlassoError(f"there is no measure {measure!r}; there are {', '.join(known)}")
 
 
 def read_or_advise(path: Path) -> Result:

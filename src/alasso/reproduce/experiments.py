@@ -69,6 +69,7 @@ KINDS: dict[str, type] = {
     **dict.fromkeys(("seeds", "order"), int),
     **dict.fromkeys(("runs", "fields", "probe", "quick"), dict),
 }
+PROBE = ("weights", "offsets", "span", "examples")
 WORDS = {str: "a text", int: "a whole number", dict: "a table"}
 
 
@@ -84,8 +85,14 @@ def read_experiment(path: Path) -> Experiment:
     if raw.get("seeds", 1) < 1:
         raise AlassoError(f"{path}: seeds must be 1 or more: how many there are, counted from seed 0")
     for name, run in raw["runs"].items():
-        if not isinstance(run, dict) or ("method" not in run and name not in METHODS):
+        if not isinstance(run, dict) or not isinstance(run.get("method", name), str):
+            raise AlassoError(f'{path}: run {name!r} must be a table with one method: {{ method = "…" }}')
+        if "method" not in run and name not in METHODS:
             raise AlassoError(f'{path}: run {name!r} names no method; write {{ method = "…" }}')
+        if "seed" in {**raw.get("fields", {}), **run}:
+            raise AlassoError(f"{path}: seed is no field of a run; how many there are, from 0 on, says seeds = …")
+    if unknown := sorted(set(raw.get("probe") or {}) - set(PROBE)):
+        raise AlassoError(f"{path}: [probe] has no {unknown[0]!r}{nearest(unknown[0], PROBE)}")
     experiment = Experiment(id=path.stem, **{**DEFAULTS, **raw})
     try:
         experiment.configs()
@@ -98,11 +105,15 @@ def read_experiment(path: Path) -> Experiment:
 
 def read_experiments(folder: Path = PAPER, *, quick: bool = False) -> dict[str, Experiment]:
     """All of a study in their order; ``quick``: the small versions of those that have one."""
-    if not (folder / "experiments").is_dir():
-        raise AlassoError(f"{folder} holds no experiments: a folder experiments with a TOML file for each is missing")
+    if not folder.is_dir():
+        raise AlassoError(f"there is no folder {folder}")
     found = [read_experiment(path) for path in sorted((folder / "experiments").glob("*.toml"))]
+    if not found:
+        raise AlassoError(f"{folder} holds no experiments: a folder experiments with a .toml file for each is missing")
     if quick:
         found = [small for experiment in found if (small := experiment.in_small())]
+        if not found:
+            raise AlassoError(f"no experiment of {folder} has a small version, which a table [quick] would say")
     return {experiment.id: experiment for experiment in sorted(found, key=lambda one: (one.order, one.id))}
 
 

@@ -144,6 +144,10 @@ class Study:
         except AlassoError as error:
             raise AlassoError(f"{self.folder / 'document.md'}: {error}") from error
 
+    def refuse_to_write_over_itself(self) -> None:
+        if self.places.document.resolve() == (self.folder / "document.md").resolve():
+            raise AlassoError(f"{self.places.document} is the study's own template; name another file with --document")
+
     def page(self) -> str | None:
         """The report of all results in the folder; None where there are none."""
         from alasso.report import page
