@@ -209,7 +209,7 @@ def test_catalog_names_every_set() -> None:
 
 @pytest.mark.parametrize("use", [data.load, data.check, data.fetch, data.where])
 def test_unknown_name(use: Callable[[str], object]) -> None:
-    with pytest.raises(AlassoError, match="no data set 'mnits'; there are mnist, "):
+    with pytest.raises(AlassoError, match=r"no data set 'mnits'; did you mean 'mnist'\? There are: mnist, "):
         use("mnits")
 
 

@@ -511,6 +511,12 @@ def test_fewer_lanes_than_were_begun_with_are_taken_at_their_word(tmp_path, monk
     assert [result.environment["lanes"] for result in runs.carry_out(pair, how, Console(quiet=True))] == [1, 1]
 
 
+@pytest.mark.parametrize("other", [{"method": "si"}, {}, "si"])
+def test_what_is_no_config_is_refused(other):
+    with pytest.raises(AlassoError, match=f"a run takes a RunConfig, not a {type(other).__name__}"):
+        train.run(other)
+
+
 def test_a_run_that_is_given_twice_is_refused(tmp_path):
     with pytest.raises(AlassoError, match=f"{config().name} is given twice"):
         train.run_together([config(), config()], device="cpu", out=tmp_path)

@@ -80,6 +80,7 @@ def run_together(
 
     ``waypoints``: for each run, shorter ones that it passes through; they are given, and written, their results then.
     """
+    refuse_what_is_no_config(configs)
     refuse_doubles(configs)
     place = torch_device(device)
     streams = streams or make_streams(configs, data_dir, place)
@@ -143,9 +144,13 @@ def trained(
 # -- parts ------------------------------------------------------------------------------------------------------
 
 
+def refuse_what_is_no_config(configs: Sequence[RunConfig]) -> None:
+    for one in configs:
+        if not isinstance(one, RunConfig):
+            raise AlassoError(f"a run takes a RunConfig, not a {type(one).__name__}: RunConfig.own(…) makes one")
+
+
 def refuse_doubles(configs: Sequence[RunConfig]) -> None:
-    if other := next((one for one in configs if not isinstance(one, RunConfig)), None):
-        raise AlassoError(f"a run takes a RunConfig, not a {type(other).__name__}: RunConfig.own(…) makes one")
     if twice := next((config.name for i, config in enumerate(configs) if config in configs[:i]), None):
         raise AlassoError(f"{twice} is given twice: a run and itself would write one result")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from alasso.bench.config import nearest
 from alasso.errors import AlassoError
 
 OFFICIAL = "official"
@@ -68,7 +69,7 @@ def data_set(name: str) -> DataSet:
     try:
         return CATALOG[name]
     except KeyError:
-        raise AlassoError(f"there is no data set {name!r}; there are {', '.join(CATALOG)}") from None
+        raise AlassoError(f"there is no data set {name!r}{nearest(name, CATALOG)}") from None
 
 
 def _official(name: str, sha256: str) -> DataFile:
