@@ -491,12 +491,14 @@ def test_a_mistake_in_a_claim_is_found_before_anything_runs(folder, change, mess
         ({"how": "largest_deviation", "table": {"x/si": "0.7"}}, "cannot be computed from"),
         ({"how": "smaller_loss", "of": ["x/si"], "others": [["x/si", "x/ewc"]]}, "cannot be computed from"),
         ({"how": "probe_evenness", "of": "x/si"}, "experiment x has no [probe]"),
+        ({"how": "mean", "of": "y/si", "measure": "I"}, "single-task, of which there is no run beside y/si"),
     ],
 )
 def test_a_computation_that_cannot_be_made_is_found_before_anything_runs(arguments, message):
     texts = dict.fromkeys(("id", "topic", "where", "says", "why"), "c")
     with pytest.raises(AlassoError) as caught:
-        claims._claim({**texts, **arguments, "at_least": 0.5}, {"x": experiment()})
+        known = {"x": experiment(), "y": experiment("y", runs={"si": {}}, fields={**SMALL, "tasks": 4})}
+        claims._claim({**texts, **arguments, "at_least": 0.5}, known)
     assert message in str(caught.value)
 
 

@@ -180,7 +180,18 @@ class Rehearsal(Evidence):
             if not isinstance(reference, str) or "/" not in reference:
                 raise AlassoError(f"{reference!r} names no run: write experiment/run")
         check_measure(measure)
+        if measure == "I":
+            self.check_that_single_task_is_run(references)
         return {ref: {0: self.made_up(ref), 1: 0.5} for ref in references}
+
+    def check_that_single_task_is_run(self, references: Sequence[str]) -> None:
+        """On the same tasks, by whichever experiment: intransigence is measured against it."""
+        configs = [config for one in self.experiments.values() for config in one.configs(1)]
+        bounds = {(config.benchmark, config.tasks) for config in configs if config.method == "single-task"}
+        for reference in references:
+            config = config_of(self.experiments, reference)
+            if (config.benchmark, config.tasks) not in bounds:
+                raise AlassoError(f"I is measured against single-task, of which there is no run beside {reference}")
 
     def made_up(self, reference: str) -> float:
         """A number of its own for each run."""
