@@ -152,7 +152,7 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     about = [one for one in judged if one.claim in work.claims_about_chosen()]
     console = Console()
     if about:
-        console.print(show.verdict_table(about, quick=work.quick, width=console.width, of_paper=work.of_paper))
+        console.print(show.verdict_table(about, quick=work.quick, width=console.width, words=work.words))
     if not work.quick or not about:
         say(show.tally_sentence(about))
     if not quiet:

@@ -40,13 +40,6 @@ OF_PROBES = {"probe-sides": "sides", "probe-surrogates": "surrogates"}  # figure
 PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
 
 QUICK_TEMPLATE = "# In small: indicative only\n\n{{quick-note}}\n\n{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
-QUICK_NOTE = (
-    "`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, short training. It shows that "
-    "everything runs; the paper's gaps need not show at this size. It gives no verdict on the paper."
-)
-QUICK_NOTE_OF_OWN = (
-    "`alasso reproduce --quick`: each experiment as its `[quick]` changes it, with one seed. No verdicts."
-)
 
 RE_SPLIT = (
     "**CIFAR-100 is the re-split edition**: the same 60,000 images, but divided anew into 500 for training and 100 for "
@@ -64,7 +57,7 @@ class Document:
     out: Path = Path("results")
     figures: Path | None = None
     quick: bool = False
-    of_paper: bool = True
+    words: show.Words = show.OF_PAPER
 
     def fill(self, template: str) -> str:
         if stray := STRAY.search(DIRECTIVE.sub("", template)):
@@ -75,7 +68,7 @@ class Document:
         """What a template can ask for, by name."""
         return {
             "tally": self.tally,
-            "quick-note": lambda: QUICK_NOTE if self.of_paper else QUICK_NOTE_OF_OWN,
+            "quick-note": lambda: self.words.quick_note,
             "verdicts": self.verdicts,
             "not-holding": self.not_holding,
             "bars": self.bars,
@@ -108,7 +101,7 @@ class Document:
         return show.tally_sentence(self.judged)
 
     def verdicts(self) -> str:
-        rows = [["claim", *show.said_columns(self.of_paper), "ours", "bar", "verdict"]]
+        rows = [["claim", self.words.where, self.words.said, "ours", "bar", "verdict"]]
         for topic, claims in show.by_topic(self.judged).items():
             rows.append([f"**{show.in_small(topic) if self.quick else topic}**", "", "", "", "", ""])
             for one in claims:
@@ -121,7 +114,7 @@ class Document:
 
     def not_holding(self) -> str:
         """Every claim that does not hold or is within noise: by how much, and what was tried."""
-        lines, said = [], "the paper" if self.of_paper else "said"
+        lines = []
         for one in self.judged:
             if one.verdict not in (DOES_NOT_HOLD, WITHIN_NOISE) or one.finding is None:
                 continue
@@ -132,7 +125,7 @@ class Document:
             edition = f" ({one.edition})" if one.edition else ""
             lines.append(
                 f"- {one.claim.topic}{edition}: **{one.claim.says}** ({one.claim.where}) {one.verdict}: "
-                f"{show.shown(one.finding)}{note}, {by}; {said}: {show.shown_paper(one.claim)}.{tried}"
+                f"{show.shown(one.finding)}{note}, {by}; {self.words.it_says}: {show.shown_paper(one.claim)}.{tried}"
             )
         waiting = show.missing_lines([one for one in self.judged if one.verdict == NOT_RUN], most=99)
         if waiting:
@@ -228,8 +221,7 @@ class Document:
     # -- how it was run -----------------------------------------------------------------------------------------
 
     def experiments(self) -> str:
-        where, _ = show.said_columns(self.of_paper)
-        rows = [["experiment", "what it is", where, "results", "asked for", "seconds in result files"]]
+        rows = [["experiment", "what it is", self.words.where, "results", "asked for", "seconds in result files"]]
         for one in self.evidence.experiments.values():
             found = self.evidence.results_of([one.id])
             if one.probe is not None:
@@ -249,30 +241,24 @@ class Document:
 
     def times(self) -> str:
         """Wall-clock time of each part, as it was carried out."""
-        found = timing.read_parts(self.out)
+        found = timing.summed(timing.read_parts(self.out))
         if not found:
             return (
                 "No part has been carried out as a whole yet; what the runs took by themselves is in the table above."
             )
-        by_part: dict[tuple[str, str], list[timing.Row]] = {}
-        for row in found:
-            by_part.setdefault((row.part, row.device), []).append(row)
         whole, one_seed = (self._runs_of_parts(seeds) for seeds in (None, 1))
-        head = ["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate", "with one seed"]
-        rows, sums = [head], [0.0, 0.0, 0.0]
-        for (part, device), noted in by_part.items():
-            seconds, count, steps = (sum(getattr(row, of) for row in noted) for of in ("seconds", "runs", "steps"))
-            # Of images of one's own it is not known beforehand how many steps they take.
-            of_runs = [timing.steps_in(of.get(part, ())) if steps else 0 for of in (whole, one_seed)]
-            times = [seconds, *(seconds / max(steps, 1) * planned for planned in of_runs)]
-            if "tiny-imagenet" not in part:
+        rows = [["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate", "with one seed"]]
+        sums = [0.0, 0.0, 0.0]
+        for row in found:
+            times = [row.seconds, *(row.seconds_for(of.get(row.part, ())) or 0.0 for of in (whole, one_seed))]
+            taken, *at_rate = map(human_or_dash, times)
+            count, a_run = str(row.runs), f"{row.seconds / max(row.runs, 1):.1f}"
+            rows.append([row.part, row.device, count, taken, a_run, str(len(whole.get(row.part, ()))), *at_rate])
+            if "tiny-imagenet" not in row.part:  # which the goal for the whole leaves out
                 sums = [so_far + one for so_far, one in zip(sums, times, strict=True)]
-            taken, *rates = map(human_or_dash, times)
-            runs = str(len(whole.get(part, ())))
-            rows.append([part, device, str(count), taken, f"{seconds / max(count, 1):.1f}", runs, *rates])
-        but_one = any("tiny-imagenet" in part for part, _ in by_part)  # which the goal for the whole leaves out
-        taken, *rates = map(human_or_dash, sums)
-        rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *rates])
+        but_one = any("tiny-imagenet" in row.part for row in found)
+        taken, *at_rate = map(human_or_dash, sums)
+        rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *at_rate])
         return markdown_table(rows, right=(2, 3, 4, 5, 6, 7))
 
     def _runs_of_parts(self, seeds: int | None) -> dict[str, Sequence[RunConfig]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -25,8 +26,40 @@ QUICK_WORDS = {HOLDS: "seen", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "not 
 VERDICT_CAPTION = (
     "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
 )
-QUICK_CAPTION = "Indicative: small data, few tasks, short training, where the paper's gaps need not show. No verdict."
-QUICK_CAPTION_OF_OWN = "Indicative: each experiment as its [quick] changes it, with one seed. No verdict."
+
+
+class Words(NamedTuple):
+    """How the claims of a study are spoken of: the paper's, or one's own."""
+
+    claims: str  # title of their table
+    where: str  # heading of the places where they stand
+    said: str  # and of the numbers, or words, that stand there
+    it_says: str  # before such a number in a sentence
+    quick_caption: str
+    quick_note: str
+
+
+OF_PAPER = Words(
+    claims="The paper's claims",
+    where="in the paper",
+    said="paper",
+    it_says="the paper",
+    quick_caption=(
+        "Indicative: small data, few tasks, short training, where the paper's gaps need not show. No verdict."
+    ),
+    quick_note=(
+        "`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, short training. It shows "
+        "that everything runs; the paper's gaps need not show at this size. It gives no verdict on the paper."
+    ),
+)
+OF_OWN = Words(
+    claims="Claims",
+    where="where",
+    said="said",
+    it_says="said",
+    quick_caption="Indicative: each experiment as its [quick] changes it, with one seed. No verdict.",
+    quick_note="`alasso reproduce --quick`: each experiment as its `[quick]` changes it, with one seed. No verdicts.",
+)
 
 
 def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
@@ -71,19 +104,18 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
 WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
 
 
-def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE, of_paper: bool = True) -> Table:
+def verdict_table(
+    judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE, words: Words = OF_PAPER
+) -> Table:
     """Claims under their topics; a narrow terminal gets what matters most."""
-    claims_of = "The paper's claims" if of_paper else "Claims"
-    title = f"{claims_of} in small: indicative only" if quick else claims_of
-    quick_caption = QUICK_CAPTION if of_paper else QUICK_CAPTION_OF_OWN
-    caption = quick_caption if quick else VERDICT_CAPTION
+    title = f"{words.claims} in small: indicative only" if quick else words.claims
+    caption = words.quick_caption if quick else VERDICT_CAPTION
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     wide = width >= WIDE
     table.add_column("claim", ratio=1)
-    where, said = said_columns(of_paper)
     if wide:
-        table.add_column(where, max_width=22)
-    table.add_column(said, justify="right", max_width=12)
+        table.add_column(words.where, max_width=22)
+    table.add_column(words.said, justify="right", max_width=12)
     table.add_column("ours", justify="right", no_wrap=True)
     if wide:
         table.add_column("bar", justify="right", no_wrap=True)
@@ -101,11 +133,6 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
             cells += [one.claim.bar()] if wide else []
             table.add_row(*cells, Text(verdict, style))
     return table
-
-
-def said_columns(of_paper: bool) -> tuple[str, str]:
-    """Headings of where a claim stands, and of the number or the words that stand there."""
-    return ("in the paper", "paper") if of_paper else ("where", "said")
 
 
 def in_small(topic: str) -> str:

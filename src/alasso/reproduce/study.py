@@ -19,6 +19,7 @@ from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
 from alasso.reproduce.lost import LostStack, lost_stacks
 from alasso.reproduce.plan import Plan, make_plan, results_in, runs_of
+from alasso.reproduce.show import OF_OWN, OF_PAPER, Words
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class Study:
         return Study(folder, experiments, some, claims, seeds, quick, places)
 
     @property
-    def of_paper(self) -> bool:
-        return self.folder == PAPER
+    def words(self) -> Words:
+        return OF_PAPER if self.folder == PAPER else OF_OWN
 
     def plan(self, device: str) -> Plan:
         return make_plan(self.chosen, self.seeds, self.places.out, partial(self.lost_stacks, device))
@@ -132,7 +133,7 @@ class Study:
             places.out,
             places.document.parent / "figures" if drawing and not self.quick else None,
             self.quick,
-            self.of_paper,
+            self.words,
         )
         return document.fill(QUICK_TEMPLATE if self.quick else template_of(self.folder))
 

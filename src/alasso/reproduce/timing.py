@@ -63,7 +63,7 @@ ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
 
 @dataclass(frozen=True)
 class Row:
-    """One part as it was carried out."""
+    """One part as it was carried out; ``steps`` is 0 where it is not known how many its runs have."""
 
     part: str
     device: str
@@ -71,6 +71,10 @@ class Row:
     steps: int
     seconds: float
     finished: str
+
+    def seconds_for(self, configs: Sequence[RunConfig]) -> float | None:
+        """What these would take at its rate."""
+        return self.seconds / self.steps * steps_in(configs) if self.steps else None
 
 
 @dataclass(frozen=True)
@@ -129,17 +133,17 @@ def steps_of(config: RunConfig) -> int:
 
 def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Callable[..., float]) -> Estimate:
     """``measure(config)``: seconds of a step, found out when nothing better is known."""
-    rows = [row for row in read_parts(out) if row.device == device]
+    noted = {row.part: row for row in summed(read_parts(out)) if row.device == device}
     mine = [
         result for result in known if device_of(result.environment) == device and result.config.benchmark in EXAMPLES
     ]
     sources = {EARLIER: 0, RESULTS: 0, MEASURED: 0}
 
     def of_runs(configs: Sequence[RunConfig]) -> float:
-        before = [row for row in rows if row.part == part_title(configs[0])]
-        if steps := sum(row.steps for row in before):
+        before = noted.get(part_title(configs[0]))
+        if before and (seconds := before.seconds_for(configs)) is not None:
             sources[EARLIER] += len(configs)
-            return sum(row.seconds for row in before) / steps * steps_in(configs)
+            return seconds
         return sum(of_run(config) for config in configs)
 
     def of_run(config: RunConfig) -> float:
@@ -190,6 +194,24 @@ def read_parts(out: Path) -> list[Row]:
             except (KeyError, TypeError, ValueError):
                 continue
     return rows
+
+
+def summed(rows: Iterable[Row]) -> list[Row]:
+    """One row for each part and device."""
+    by_part: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_part.setdefault((row.part, row.device), []).append(row)
+    return [
+        Row(
+            part,
+            device,
+            sum(row.runs for row in noted),
+            sum(row.steps for row in noted),
+            sum(row.seconds for row in noted),
+            max(row.finished for row in noted),
+        )
+        for (part, device), noted in by_part.items()
+    ]
 
 
 def note_part(out: Path, title: str, device: str, finished: Iterable[RunConfig], seconds: float) -> None:
