@@ -343,6 +343,15 @@ def test_a_sweep_among_methods_leaves_none_of_them_out_and_says_how_much_it_show
     assert any("12 of 25 settings" in text.get_text() for text in [*shown.texts, *shown.figure.texts])
 
 
+def test_where_methods_and_ablations_fill_a_figure_no_odd_settings_of_a_sweep_are_added():
+    methods = ("sgd", "sgd-dropout", "si", "ewc", "online-ewc", "mas", "imm-mean", "imm-mode", "single-task")
+    ablations = [made_up(omega_rule="si"), made_up(a=1.0, epsilon=0.0)]
+    sweep = [made_up(a=1.0 + 0.1 * step) for step in range(20)]
+    (section,) = sections([*map(made_up, methods), *ablations, *sweep])
+    shown = [group.variant for group in section.headline if group.method == "alasso"]
+    assert len(section.headline) == 12 and shown == [None, "accurate only", "asymmetric only"]
+
+
 def test_in_a_sweep_the_benchmarks_own_settings_come_first():
     sweep = [made_up(benchmark="permuted-mnist", a=a) for a in (1.0, 1.8, 3.0)]
     assert labels_of(*sweep) == ["ALASSO a=1.8", "ALASSO a=1", "ALASSO a=3"]

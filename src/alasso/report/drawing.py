@@ -143,7 +143,7 @@ def label_ends(axes: Axes, lines: Sequence[Line]) -> None:
     apart = (high - low) * 11.0 / height
     ends = np.array([line.mean[-1] for line in lines])
     across = axes.get_yaxis_transform()  # from the axes' width and the data's height
-    for line, y in zip(lines, pushed_apart(ends, apart), strict=True):
+    for line, y in zip(lines, held_down(pushed_apart(ends, apart), apart, high), strict=True):
         axes.plot(
             SAMPLE, (y, y, y), transform=across, clip_on=False, **pen(line.look), markevery=(1, 2), label="_sample"
         )
@@ -178,6 +178,19 @@ def pushed_apart(values: Array, apart: float) -> Array:
     result = np.empty_like(placed)
     result[order] = placed
     return result
+
+
+def held_down(placed: Array, apart: float, ceiling: float) -> Array:
+    """The same, none above the ceiling, where titles are; neighbours stay ``apart``.
+
+    >>> held_down(np.array([2.5, 0.5, 1.5]), 1.0, ceiling=2.0).tolist()
+    [2.0, 0.0, 1.0]
+    """
+    held, highest = placed.copy(), ceiling
+    for i in np.argsort(-placed, kind="stable"):
+        held[i] = min(held[i], highest)
+        highest = held[i] - apart
+    return held
 
 
 def darkened(colour: str, share: float = 0.25) -> str:

@@ -60,16 +60,16 @@ class Section:
     @cached_property
     def headline(self) -> list[Group]:
         """What the main figures show at first: all of a few; else each method once and the ablations, and of a sweep as
-        many more as can be told apart.
+        many more as can be told apart, if that is two at least.
         """
         if len(self.groups) <= FEW:
             return list(self.groups)
         ablations = [group for group in self.groups if group.variant in ("asymmetric only", "accurate only")]
         best = {group.variant: group for group in sorted(ablations, key=standing, reverse=True)}
         chosen = among(self.groups, [*self.standard.values(), *best.values()])
-        if self.is_sweep:
-            further = [group for group in self.groups if not among([group], chosen)]
-            chosen += spread_out(further, max(2, MOST_LINES - len(chosen)))
+        room = MOST_LINES - len(chosen)
+        if self.is_sweep and room > 1:
+            chosen += spread_out([group for group in self.groups if not among([group], chosen)], room)
         return among(self.groups, chosen)
 
     @property
