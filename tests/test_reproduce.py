@@ -17,7 +17,16 @@ from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
 from alasso.reproduce import carrying, claims, show, timing
-from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
+from alasso.reproduce.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_COMPUTABLE,
+    NOT_RUN,
+    WITHIN_NOISE,
+    Claim,
+    judge,
+    read_claims,
+)
 from alasso.reproduce.computations import COMPUTATIONS, Finding
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence, NotRun
@@ -244,6 +253,45 @@ def test_an_order_is_not_met_by_equals_but_a_number_is():
     assert judge(order, known).verdict == DOES_NOT_HOLD and order.bar() == "above 0"
     assert judge(claim(at_least=0.5), known).verdict == HOLDS
     assert judge(claim(at_least=0.0, at_most=0.9), evidence({"si": [0.0]})).verdict == HOLDS
+
+
+def a_share_of_nothing():
+    """A claim on how far a run comes from one that is as good as the one it goes to."""
+    known = evidence({run: [0.5, 0.5] for run in ("si", "alasso", "single-task")})
+    arguments = {"of": "x/alasso", "floor": "x/si", "ceiling": "x/single-task"}
+    return claim(id="share", how="recovered", arguments=arguments, at_least=0.2), known
+
+
+def test_a_claim_without_a_number_has_no_verdict(capsys):
+    from rich.console import Console
+
+    no_number, known = a_share_of_nothing()
+    judged = [judge(no_number, known), judge(claim(at_least=0.6), known)]
+    assert [one.verdict for one in judged] == [NOT_COMPUTABLE, DOES_NOT_HOLD]
+    assert show.tally_sentence(judged) == "Of 2 claims: 1 does not hold, 1 not computable."
+    assert show.tally_sentence(judged[:1] * 2) == "Of 2 claims: 2 not computable."
+    assert show.not_computable_lines(judged) == ["not computable: it is (floor and ceiling are equal)"]
+    for quick in (False, True):
+        Console(width=120).print(show.verdict_table(judged, quick=quick, width=120))
+        shown = capsys.readouterr().out
+        assert re.search(r"0\.600 +– +≥ 0\.2 +not computable", shown) and "nan" not in shown
+    document = Document(known, judged)
+    assert "| – | ≥ 0.2 | not computable |" in document.verdicts() and "nan" not in document.verdicts()
+    assert document.not_holding().endswith(
+        "Claims for which the results give no number:\n\n- not computable: it is (floor and ceiling are equal)"
+    )
+    assert document.not_holding().count("- T: ") == 1  # the other one
+
+
+def test_shares_of_no_tasks_and_of_no_weights_are_no_numbers(tmp_path):
+    one = experiment(runs={"alasso": {}, "single-task": {}}, probe={"weights": 3})
+    known = evidence({"alasso": [0.5], "single-task": [0.9]}, one, tmp_path)
+    assert math.isnan(computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=9).value)
+    probe_file(one, tmp_path)
+    path = probe_path(one.config("alasso"), tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"losses": [[1.0, 1.0, 1.0]] * 3}))  # flat everywhere
+    found = computed("probe_evenness", known, of="x/alasso")
+    assert math.isnan(found.value) and found.note == "0 weights"
 
 
 def test_the_table_says_claim_paper_ours_and_verdict(capsys):

@@ -156,7 +156,7 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     if not work.quick or not about:
         say(show.tally_sentence(about))
     if not quiet:
-        for line in show.missing_lines(about):
+        for line in (*show.not_computable_lines(about), *show.missing_lines(about)):
             say(line)
     write(work, judged, evidence, with_page=with_page)
 
