@@ -806,6 +806,59 @@ def test_a_slip_in_the_template_is_said_by_the_plan_too(folder, tmp_path, monkey
     assert code == 2 and "did you mean 'tally'" in errors and not output
 
 
+NETWORKS = """
+from torch import nn
+def good(input_shape, classes): return nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, classes))
+def narrow(input_shape, classes): return nn.Linear(64, classes - 1)
+def broken(input_shape, classes): raise KeyError("size")
+"""
+
+
+@pytest.mark.parametrize("words", [["--plan"], []])
+@pytest.mark.parametrize(
+    ("network", "method", "message"),
+    [
+        ("own_networks:narrow", "si", "must answer two inputs with a tensor of shape (2, 10), not (2, 9)"),
+        ("own_networks:broken", "si", "fails when it is called with ((64,), 10): KeyError: 'size'"),
+        ("own_networks:god", "si", "own_networks has no function god"),
+        ("no_such_module:net", "si", "module no_such_module cannot be imported (No module named 'no_such_module')"),
+        ("not_python:net", "si", "module not_python cannot be imported (SyntaxError: "),
+        ("own_networks:good", "vcl", "1 is a LayerNorm with parameters, which has no Gaussian form here"),
+        ("cifar-cnn", "si", "this network takes images of at least 4 × 4 pixels"),
+    ],
+)
+def test_a_network_that_cannot_be_made_is_said_before_anything_is_run(
+    network, method, message, words, folder, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    (tmp_path / "not_python.py").write_text("def net(")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+    later = f'title = "L"\nbenchmark = "permuted-digits"\norder = 9\n[fields]\ntasks = 2\nmodel = "{network}"\n'
+    (folder / "experiments" / "later.toml").write_text(f"{later}[runs]\n{method} = {{}}\n")
+    for one in read_experiments(folder).values():  # what is known of this device, so that nothing is measured
+        for part in whole_parts([one]):
+            (tmp_path / "out").mkdir(exist_ok=True)
+            timing.note_part(tmp_path / "out", part.title, timing.device_name("cpu"), part.trained, 1.0)
+    of_study = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
+    code, output, errors = command([*of_study, *words], monkeypatch, capsys, width=300)
+    assert code == 2 and "experiment later: " in errors and message in errors and len(errors.splitlines()) == 1
+    assert not output and not list((tmp_path / "out").glob("*.json"))
+
+
+def test_a_network_of_ones_own_that_can_be_made_is_planned(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+    small = (folder / "experiments" / "small.toml").read_text()
+    (folder / "experiments" / "small.toml").write_text(small.replace("hidden = 8", 'model = "own_networks:good"'))
+    words = ["reproduce", "--study", folder, "--only", "small", "--device", "cpu", "--plan"]
+    code, output, errors = command(words, monkeypatch, capsys)
+    assert code == 0 and "To do: 3 runs" in output, errors
+
+
 def command(words, monkeypatch, capsys, width=100):
     monkeypatch.setattr(sys, "argv", ["alasso", *map(str, words)])
     monkeypatch.setenv("COLUMNS", str(width))

@@ -7,7 +7,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from alasso import AlassoError
-from alasso.bench import models
+from alasso.bench import data, models
+from alasso.bench.benchmarks import inputs_and_classes, make_stream
+from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Stream, permuted, split, with_validation
 
@@ -117,6 +119,38 @@ def test_validation_examples_come_from_training_and_are_not_trained_on():
             train, test = set(after.train.rows.tolist()), set(after.test.rows.tolist())
             assert not train & test and len(test) == round(len(before.train) / 6)
             assert after.test.images.data_ptr() == before.train.images.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "changes"),
+    [
+        ("permuted-digits", {}),
+        ("permuted-mnist", {"tasks": 2}),
+        ("split-cifar", {"tasks": 2}),
+        ("split-cifar", {"tasks": 5, "classes_per_task": 2, "image_size": 40}),
+        ("split-tiny-imagenet", {"tasks": 2, "image_size": 70}),
+        ("split-folder", {}),
+        ("split-folder", {"tasks": 1, "image_size": 9}),
+    ],
+)
+def test_inputs_and_classes_are_known_before_data_are_read(benchmark, changes, tmp_path, monkeypatch):
+    from PIL import Image
+
+    for name in "abcde":  # at two a task, one is left over
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+
+    def made_up(name, data_dir):
+        known = data.data_set(name)
+        channels, side, _ = known.shape
+        return image_set(len(known.classes) or known.class_count, 1, channels, side, name)
+
+    monkeypatch.setattr(data, "load", made_up)
+    path = {"path": str(tmp_path)} if benchmark == "split-folder" else {}
+    config = RunConfig.for_benchmark(benchmark, "si", **changes, **path)
+    stream = make_stream(config, None, torch.device("cpu"))
+    assert inputs_and_classes(config) == (stream.input_shape, stream.classes)
 
 
 # -- one's own --------------------------------------------------------------------------------------------------
