@@ -202,6 +202,39 @@ def test_mistakes_in_own_streams_are_named(make, message):
         make(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
 
 
+ODD = "number classes alike in train and test, or leave these examples out"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "heads", "message"),
+    [
+        ([([0, 1], [0, 1]), ([0, 1], [1, 2])], "shared", "task 2 is tested on labels 2, on which no task is trained"),
+        ([([0, 1], [0, 3, 2])], "own", "task 1 is tested on labels 2, 3, and trained on 0, 1"),
+        ([([0, 1], [0, 1]), ([2, 3], [1, 2])], "own", "task 2 is tested on labels 1, and trained on 2, 3"),
+        ([([0, 1], [2, 3]), ([2, 3], [0, 1])], "shared", "task 1 is tested on labels 2, 3, and trained on 0, 1"),
+        ([(range(10), range(20))], "shared", "labels 10, 11, 12, 13, 14, 15, 16, 17, …, on which no task is trained"),
+    ],
+)
+def test_test_labels_that_are_not_trained_on_are_refused(tasks, heads, message):
+    with pytest.raises(AlassoError) as caught:
+        Stream.of([tuple(labelled(labels) for labels in pair) for pair in tasks], heads=heads)
+    assert str(caught.value).endswith(f"{message}: {ODD}")
+
+
+def labelled(labels):
+    return torch.randn(len(labels), 3), torch.tensor(list(labels))
+
+
+@pytest.mark.parametrize("heads", ["shared", "own"])
+def test_fewer_test_labels_than_training_labels_are_none_to_refuse(heads):
+    assert len(Stream.of([(labelled([0, 1, 2]), labelled([1])), (labelled([0, 1]), labelled([0]))], heads=heads)) == 2
+
+
+def test_tasks_that_share_a_head_may_be_tested_on_each_others_classes():
+    everything_seen = labelled([0, 1, 2, 3])
+    assert Stream.of([(labelled([0, 1]), everything_seen), (labelled([2, 3]), everything_seen)]).classes == 4
+
+
 # -- networks, against the tables of the supplement ------------------------------------------------------------------
 
 
