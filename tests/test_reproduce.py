@@ -16,7 +16,7 @@ from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
-from alasso.reproduce import carrying, claims, show, timing
+from alasso.reproduce import carrying, claims, counting, show, timing
 from alasso.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -603,7 +603,7 @@ def test_runs_on_the_way_of_longer_ones_go_with_them_and_take_no_steps(two_lengt
     assert {config.tasks for config in long.trained} == {5} and {config.tasks for config in long.on_the_way} == {3}
     assert (planned.runs, planned.on_the_way) == (8, 3)
     assert timing.steps_in(long.trained) == 4 * timing.steps_of(long.trained[0])
-    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: 0.5)
+    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
     assert estimate.seconds == pytest.approx(0.5 * (timing.steps_in(short.trained) + timing.steps_in(long.trained)))
     assert estimate.sources[timing.MEASURED] == 8
 
@@ -650,7 +650,7 @@ def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
 
     def measure(config):
         measured.append(config.method)
-        return 0.001
+        return timing.Pace(0.001, 0.0)
 
     steps = timing.steps_of(known[0].config)
     here = timing.estimate(planned, known, tmp_path, "abacus", measure)
@@ -696,10 +696,60 @@ def test_times_of_images_of_ones_own_have_no_rate(tmp_path):
     assert row == f"| {part.title} | d | 2 | 2 min | 60.0 | 2 | – | – |"
 
 
-@pytest.mark.parametrize("method", ["alasso", "vcl"])
-def test_a_step_can_be_measured(method):
-    config = experiment(runs={method: {}}).config(method)
+@pytest.mark.parametrize("method", ["alasso", "vcl", "vcl-coreset"])
+def test_steps_and_answers_can_be_measured(method):
+    config = experiment(runs={method: {}}, fields={**SMALL, "batch_size": 16}).config(method)
     assert 0 < timing.seconds_of_a_step(config, "cpu") < 1
+    assert 0 < timing.seconds_of_an_answer(config, "cpu") < 1
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("si", {}),
+        ("single-task", {}),
+        ("vcl", {"point_epochs": 2, "test_samples": 2}),
+        ("vcl-coreset", {"point_epochs": 2, "test_samples": 2, "coreset": 20, "coreset_epochs": 3}),
+    ],
+)
+def test_steps_and_answers_are_counted_as_a_run_makes_them(method, settings, monkeypatch):
+    from alasso.bench import train
+    from alasso.bench.learners import Learner
+
+    made = {"steps": 0, "answers": 0}
+    descend, right_answers = Learner.descend, Learner.right_answers
+
+    def counted_step(self, objective):
+        made["steps"] += 1
+        descend(self, objective)
+
+    def counted_answers(self, task):
+        made["answers"] += len(task.test)
+        return right_answers(self, task)
+
+    monkeypatch.setattr(Learner, "descend", counted_step)
+    monkeypatch.setattr(Learner, "right_answers", counted_answers)
+    config = RunConfig.for_benchmark("permuted-digits", method, **SMALL, **settings)
+    train.run(config, device="cpu")
+    beside = counting.coreset_steps(config), counting.plain_steps(config)
+    assert made == {"steps": counting.steps_of(config) + sum(beside), "answers": counting.answers_of(config)}
+
+
+def test_an_estimate_from_measured_steps_has_answers_and_what_vcl_trains_beside_its_tasks():
+    paces = {"vcl-coreset": timing.Pace(2.0, 0.5), "sgd": timing.Pace(1.0, 0.0)}
+    config = RunConfig.for_benchmark("permuted-digits", "vcl-coreset", **SMALL)  # 23 steps for each of three tasks
+    plain = 10 * 23  # on the first task, before it
+    on_coresets = 20 * (4 + 7 + 10)
+    answers = 360 * (3 + 2 + 3 + 2 + 1)  # untrained, ahead, after each task
+    seconds = timing.at_pace(config, lambda config: paces[config.method])
+    assert seconds == 2.0 * (3 * 23 + on_coresets) + 1.0 * plain + 0.5 * answers
+
+
+def test_vcl_is_not_taken_to_be_as_fast_as_the_others(tmp_path):
+    one = experiment(runs={"si": {}, "ewc": {}, "vcl": {}, "vcl-coreset": {}}, seeds=1)
+    known = [result(one.config("si", 5), 0.5)]  # 10 seconds on the abacus
+    found = timing.estimate(make_plan([one], None, tmp_path), known, tmp_path, "abacus", lambda _: timing.Pace(1, 0))
+    assert found.sources == {timing.EARLIER: 0, timing.RESULTS: 2, timing.MEASURED: 2}
 
 
 def test_runs_are_gone_on_with_and_stacked_as_the_device_takes_them(tmp_path):
@@ -742,7 +792,7 @@ def test_the_papers_document_fills_in_numbers_and_draws(tmp_path):
         "| ALASSO beats SI (in the paper by 5.7 points) | Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | above 0 | holds |"
         in text
     )
-    assert "| split-cifar, 30 tasks | abacus | 1 | 90 s | 90.0 |" in text or "2 min" in text
+    assert "| split-cifar, 30 tasks | abacus | 1 | 1.5 min | 90.0 |" in text
     links = re.findall(r"\]\((figures/.*?)\)", text)
     assert links and all((tmp_path / "docs" / link).exists() for link in links)
 
@@ -1070,7 +1120,8 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
     monkeypatch.setattr(train, "run", run)
     monkeypatch.setattr(timing.time, "monotonic", lambda: float(next(now)))
     stopwatch = timing.Stopwatch("cpu", lambda line: None)
-    assert stopwatch(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20)) == 2.0  # two looks at the clock
+    pace = stopwatch(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20))
+    assert pace == (2.0, 1.0 / 64)  # two looks at the clock; and two more, on a batch
     stopwatch(RunConfig.for_benchmark("permuted-digits", "vcl"))
     stopwatch(RunConfig.for_benchmark("permuted-digits", "si"))
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]

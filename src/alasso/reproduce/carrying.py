@@ -22,6 +22,7 @@ from alasso.bench.results import checkpoint_path, result_path
 from alasso.bench.taking import is_anothers
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
+from alasso.reproduce.counting import is_variational
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
 from alasso.reproduce.plan import Part, Plan, Probe, part_title
@@ -181,10 +182,6 @@ def has_usual_network(config: RunConfig) -> bool:
     """On inputs as usual, which are known to go together."""
     usual = BENCHMARKS[config.benchmark].preset
     return (config.model, config.image_size) == (usual["model"], usual.get("image_size"))
-
-
-def is_variational(config: RunConfig) -> bool:
-    return config.method.startswith("vcl")
 
 
 def check_network(config: RunConfig) -> None:
