@@ -351,7 +351,7 @@ def test_time_table_and_data_count_lost_stacks(tmp_path):
     stack = LostStack(tuple(STACK), tuple(STACK[:1]))
     plan = make_plan([], None, tmp_path, lambda missing: [stack])
     assert not plan.empty
-    seconds = timing.estimate(plan, [], tmp_path, "abacus", lambda config: 0.5)
+    seconds = timing.estimate(plan, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
     assert seconds.again == seconds.seconds == 0.5 * timing.steps_in(STACK)
     cells = {column.header: list(column.cells) for column in show.plan_table(plan, seconds, []).columns}
     assert cells["runs"] == ["4"] and cells["about"] == [timing.human(seconds.again)]
@@ -362,7 +362,7 @@ def test_time_table_and_data_count_lost_stacks(tmp_path):
     )
     own = RunConfig.own("si")
     uncounted = make_plan([], None, tmp_path, lambda missing: [LostStack((own,), (own,))])
-    unknown = timing.estimate(uncounted, [], tmp_path, "abacus", lambda config: 0.5)
+    unknown = timing.estimate(uncounted, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
     assert unknown.sentence().startswith("not counting own")
     assert list(show.plan_table(uncounted, unknown, []).columns[-1].cells) == ["?"]
 

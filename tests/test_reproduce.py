@@ -16,8 +16,17 @@ from alasso.bench import metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
-from alasso.reproduce import carrying, claims, show, timing
-from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, judge, read_claims
+from alasso.reproduce import carrying, claims, counting, show, timing
+from alasso.reproduce.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_COMPUTABLE,
+    NOT_RUN,
+    WITHIN_NOISE,
+    Claim,
+    judge,
+    read_claims,
+)
 from alasso.reproduce.computations import COMPUTATIONS, Finding
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence, NotRun
@@ -244,6 +253,45 @@ def test_an_order_is_not_met_by_equals_but_a_number_is():
     assert judge(order, known).verdict == DOES_NOT_HOLD and order.bar() == "above 0"
     assert judge(claim(at_least=0.5), known).verdict == HOLDS
     assert judge(claim(at_least=0.0, at_most=0.9), evidence({"si": [0.0]})).verdict == HOLDS
+
+
+def a_share_of_nothing():
+    """A claim on how far a run comes from one that is as good as the one it goes to."""
+    known = evidence({run: [0.5, 0.5] for run in ("si", "alasso", "single-task")})
+    arguments = {"of": "x/alasso", "floor": "x/si", "ceiling": "x/single-task"}
+    return claim(id="share", how="recovered", arguments=arguments, at_least=0.2), known
+
+
+def test_a_claim_without_a_number_has_no_verdict(capsys):
+    from rich.console import Console
+
+    no_number, known = a_share_of_nothing()
+    judged = [judge(no_number, known), judge(claim(at_least=0.6), known)]
+    assert [one.verdict for one in judged] == [NOT_COMPUTABLE, DOES_NOT_HOLD]
+    assert show.tally_sentence(judged) == "Of 2 claims: 1 does not hold, 1 not computable."
+    assert show.tally_sentence(judged[:1] * 2) == "Of 2 claims: 2 not computable."
+    assert show.not_computable_lines(judged) == ["not computable: it is (floor and ceiling are equal)"]
+    for quick in (False, True):
+        Console(width=120).print(show.verdict_table(judged, quick=quick, width=120))
+        shown = capsys.readouterr().out
+        assert re.search(r"0\.600 +– +≥ 0\.2 +not computable", shown) and "nan" not in shown
+    document = Document(known, judged)
+    assert "| – | ≥ 0.2 | not computable |" in document.verdicts() and "nan" not in document.verdicts()
+    assert document.not_holding().endswith(
+        "Claims for which the results give no number:\n\n- not computable: it is (floor and ceiling are equal)"
+    )
+    assert document.not_holding().count("- T: ") == 1  # the other one
+
+
+def test_shares_of_no_tasks_and_of_no_weights_are_no_numbers(tmp_path):
+    one = experiment(runs={"alasso": {}, "single-task": {}}, probe={"weights": 3})
+    known = evidence({"alasso": [0.5], "single-task": [0.9]}, one, tmp_path)
+    assert math.isnan(computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=9).value)
+    probe_file(one, tmp_path)
+    path = probe_path(one.config("alasso"), tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"losses": [[1.0, 1.0, 1.0]] * 3}))  # flat everywhere
+    found = computed("probe_evenness", known, of="x/alasso")
+    assert math.isnan(found.value) and found.note == "0 weights"
 
 
 def test_the_table_says_claim_paper_ours_and_verdict(capsys):
@@ -555,7 +603,7 @@ def test_runs_on_the_way_of_longer_ones_go_with_them_and_take_no_steps(two_lengt
     assert {config.tasks for config in long.trained} == {5} and {config.tasks for config in long.on_the_way} == {3}
     assert (planned.runs, planned.on_the_way) == (8, 3)
     assert timing.steps_in(long.trained) == 4 * timing.steps_of(long.trained[0])
-    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: 0.5)
+    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
     assert estimate.seconds == pytest.approx(0.5 * (timing.steps_in(short.trained) + timing.steps_in(long.trained)))
     assert estimate.sources[timing.MEASURED] == 8
 
@@ -602,7 +650,7 @@ def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
 
     def measure(config):
         measured.append(config.method)
-        return 0.001
+        return timing.Pace(0.001, 0.0)
 
     steps = timing.steps_of(known[0].config)
     here = timing.estimate(planned, known, tmp_path, "abacus", measure)
@@ -648,10 +696,60 @@ def test_times_of_images_of_ones_own_have_no_rate(tmp_path):
     assert row == f"| {part.title} | d | 2 | 2 min | 60.0 | 2 | – | – |"
 
 
-@pytest.mark.parametrize("method", ["alasso", "vcl"])
-def test_a_step_can_be_measured(method):
-    config = experiment(runs={method: {}}).config(method)
+@pytest.mark.parametrize("method", ["alasso", "vcl", "vcl-coreset"])
+def test_steps_and_answers_can_be_measured(method):
+    config = experiment(runs={method: {}}, fields={**SMALL, "batch_size": 16}).config(method)
     assert 0 < timing.seconds_of_a_step(config, "cpu") < 1
+    assert 0 < timing.seconds_of_an_answer(config, "cpu") < 1
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("si", {}),
+        ("single-task", {}),
+        ("vcl", {"point_epochs": 2, "test_samples": 2}),
+        ("vcl-coreset", {"point_epochs": 2, "test_samples": 2, "coreset": 20, "coreset_epochs": 3}),
+    ],
+)
+def test_steps_and_answers_are_counted_as_a_run_makes_them(method, settings, monkeypatch):
+    from alasso.bench import train
+    from alasso.bench.learners import Learner
+
+    made = {"steps": 0, "answers": 0}
+    descend, right_answers = Learner.descend, Learner.right_answers
+
+    def counted_step(self, objective):
+        made["steps"] += 1
+        descend(self, objective)
+
+    def counted_answers(self, task):
+        made["answers"] += len(task.test)
+        return right_answers(self, task)
+
+    monkeypatch.setattr(Learner, "descend", counted_step)
+    monkeypatch.setattr(Learner, "right_answers", counted_answers)
+    config = RunConfig.for_benchmark("permuted-digits", method, **SMALL, **settings)
+    train.run(config, device="cpu")
+    beside = counting.coreset_steps(config), counting.plain_steps(config)
+    assert made == {"steps": counting.steps_of(config) + sum(beside), "answers": counting.answers_of(config)}
+
+
+def test_an_estimate_from_measured_steps_has_answers_and_what_vcl_trains_beside_its_tasks():
+    paces = {"vcl-coreset": timing.Pace(2.0, 0.5), "sgd": timing.Pace(1.0, 0.0)}
+    config = RunConfig.for_benchmark("permuted-digits", "vcl-coreset", **SMALL)  # 23 steps for each of three tasks
+    plain = 10 * 23  # on the first task, before it
+    on_coresets = 20 * (4 + 7 + 10)
+    answers = 360 * (3 + 2 + 3 + 2 + 1)  # untrained, ahead, after each task
+    seconds = timing.at_pace(config, lambda config: paces[config.method])
+    assert seconds == 2.0 * (3 * 23 + on_coresets) + 1.0 * plain + 0.5 * answers
+
+
+def test_vcl_is_not_taken_to_be_as_fast_as_the_others(tmp_path):
+    one = experiment(runs={"si": {}, "ewc": {}, "vcl": {}, "vcl-coreset": {}}, seeds=1)
+    known = [result(one.config("si", 5), 0.5)]  # 10 seconds on the abacus
+    found = timing.estimate(make_plan([one], None, tmp_path), known, tmp_path, "abacus", lambda _: timing.Pace(1, 0))
+    assert found.sources == {timing.EARLIER: 0, timing.RESULTS: 2, timing.MEASURED: 2}
 
 
 def test_runs_are_gone_on_with_and_stacked_as_the_device_takes_them(tmp_path):
@@ -694,7 +792,7 @@ def test_the_papers_document_fills_in_numbers_and_draws(tmp_path):
         "| ALASSO beats SI (in the paper by 5.7 points) | Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | above 0 | holds |"
         in text
     )
-    assert "| split-cifar, 30 tasks | abacus | 1 | 90 s | 90.0 |" in text or "2 min" in text
+    assert "| split-cifar, 30 tasks | abacus | 1 | 1.5 min | 90.0 |" in text
     links = re.findall(r"\]\((figures/.*?)\)", text)
     assert links and all((tmp_path / "docs" / link).exists() for link in links)
 
@@ -756,6 +854,59 @@ def test_a_slip_in_the_template_is_said_by_the_plan_too(folder, tmp_path, monkey
     (folder / "document.md").write_text("{{taly}}")
     code, output, errors = command(["reproduce", "--study", folder, "--plan"], monkeypatch, capsys)
     assert code == 2 and "did you mean 'tally'" in errors and not output
+
+
+NETWORKS = """
+from torch import nn
+def good(input_shape, classes): return nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, classes))
+def narrow(input_shape, classes): return nn.Linear(64, classes - 1)
+def broken(input_shape, classes): raise KeyError("size")
+"""
+
+
+@pytest.mark.parametrize("words", [["--plan"], []])
+@pytest.mark.parametrize(
+    ("network", "method", "message"),
+    [
+        ("own_networks:narrow", "si", "must answer two inputs with a tensor of shape (2, 10), not (2, 9)"),
+        ("own_networks:broken", "si", "fails when it is called with ((64,), 10): KeyError: 'size'"),
+        ("own_networks:god", "si", "own_networks has no function god"),
+        ("no_such_module:net", "si", "module no_such_module cannot be imported (No module named 'no_such_module')"),
+        ("not_python:net", "si", "module not_python cannot be imported (SyntaxError: "),
+        ("own_networks:good", "vcl", "1 is a LayerNorm with parameters, which has no Gaussian form here"),
+        ("cifar-cnn", "si", "this network takes images of at least 4 × 4 pixels"),
+    ],
+)
+def test_a_network_that_cannot_be_made_is_said_before_anything_is_run(
+    network, method, message, words, folder, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    (tmp_path / "not_python.py").write_text("def net(")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+    later = f'title = "L"\nbenchmark = "permuted-digits"\norder = 9\n[fields]\ntasks = 2\nmodel = "{network}"\n'
+    (folder / "experiments" / "later.toml").write_text(f"{later}[runs]\n{method} = {{}}\n")
+    for one in read_experiments(folder).values():  # what is known of this device, so that nothing is measured
+        for part in whole_parts([one]):
+            (tmp_path / "out").mkdir(exist_ok=True)
+            timing.note_part(tmp_path / "out", part.title, timing.device_name("cpu"), part.trained, 1.0)
+    of_study = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
+    code, output, errors = command([*of_study, *words], monkeypatch, capsys, width=300)
+    assert code == 2 and "experiment later: " in errors and message in errors and len(errors.splitlines()) == 1
+    assert not output and not list((tmp_path / "out").glob("*.json"))
+
+
+def test_a_network_of_ones_own_that_can_be_made_is_planned(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+    small = (folder / "experiments" / "small.toml").read_text()
+    (folder / "experiments" / "small.toml").write_text(small.replace("hidden = 8", 'model = "own_networks:good"'))
+    words = ["reproduce", "--study", folder, "--only", "small", "--device", "cpu", "--plan"]
+    code, output, errors = command(words, monkeypatch, capsys)
+    assert code == 0 and "To do: 3 runs" in output, errors
 
 
 def command(words, monkeypatch, capsys, width=100):
@@ -969,7 +1120,8 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
     monkeypatch.setattr(train, "run", run)
     monkeypatch.setattr(timing.time, "monotonic", lambda: float(next(now)))
     stopwatch = timing.Stopwatch("cpu", lambda line: None)
-    assert stopwatch(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20)) == 2.0  # two looks at the clock
+    pace = stopwatch(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20))
+    assert pace == (2.0, 1.0 / 64)  # two looks at the clock; and two more, on a batch
     stopwatch(RunConfig.for_benchmark("permuted-digits", "vcl"))
     stopwatch(RunConfig.for_benchmark("permuted-digits", "si"))
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]

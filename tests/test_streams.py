@@ -7,7 +7,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from alasso import AlassoError
-from alasso.bench import models
+from alasso.bench import data, models
+from alasso.bench.benchmarks import inputs_and_classes, make_stream
+from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Stream, permuted, split, with_validation
 
@@ -119,6 +121,38 @@ def test_validation_examples_come_from_training_and_are_not_trained_on():
             assert after.test.images.data_ptr() == before.train.images.data_ptr()
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "changes"),
+    [
+        ("permuted-digits", {}),
+        ("permuted-mnist", {"tasks": 2}),
+        ("split-cifar", {"tasks": 2}),
+        ("split-cifar", {"tasks": 5, "classes_per_task": 2, "image_size": 40}),
+        ("split-tiny-imagenet", {"tasks": 2, "image_size": 70}),
+        ("split-folder", {}),
+        ("split-folder", {"tasks": 1, "image_size": 9}),
+    ],
+)
+def test_inputs_and_classes_are_known_before_data_are_read(benchmark, changes, tmp_path, monkeypatch):
+    from PIL import Image
+
+    for name in "abcde":  # at two a task, one is left over
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+
+    def made_up(name, data_dir):
+        known = data.data_set(name)
+        channels, side, _ = known.shape
+        return image_set(len(known.classes) or known.class_count, 1, channels, side, name)
+
+    monkeypatch.setattr(data, "load", made_up)
+    path = {"path": str(tmp_path)} if benchmark == "split-folder" else {}
+    config = RunConfig.for_benchmark(benchmark, "si", **changes, **path)
+    stream = make_stream(config, None, torch.device("cpu"))
+    assert inputs_and_classes(config) == (stream.input_shape, stream.classes)
+
+
 # -- one's own --------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +200,39 @@ def test_own_streams_with_heads_of_their_own():
 def test_mistakes_in_own_streams_are_named(make, message):
     with pytest.raises(AlassoError, match=message):
         make(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+
+
+ODD = "number classes alike in train and test, or leave these examples out"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "heads", "message"),
+    [
+        ([([0, 1], [0, 1]), ([0, 1], [1, 2])], "shared", "task 2 is tested on labels 2, on which no task is trained"),
+        ([([0, 1], [0, 3, 2])], "own", "task 1 is tested on labels 2, 3, and trained on 0, 1"),
+        ([([0, 1], [0, 1]), ([2, 3], [1, 2])], "own", "task 2 is tested on labels 1, and trained on 2, 3"),
+        ([([0, 1], [2, 3]), ([2, 3], [0, 1])], "shared", "task 1 is tested on labels 2, 3, and trained on 0, 1"),
+        ([(range(10), range(20))], "shared", "labels 10, 11, 12, 13, 14, 15, 16, 17, …, on which no task is trained"),
+    ],
+)
+def test_test_labels_that_are_not_trained_on_are_refused(tasks, heads, message):
+    with pytest.raises(AlassoError) as caught:
+        Stream.of([tuple(labelled(labels) for labels in pair) for pair in tasks], heads=heads)
+    assert str(caught.value).endswith(f"{message}: {ODD}")
+
+
+def labelled(labels):
+    return torch.randn(len(labels), 3), torch.tensor(list(labels))
+
+
+@pytest.mark.parametrize("heads", ["shared", "own"])
+def test_fewer_test_labels_than_training_labels_are_none_to_refuse(heads):
+    assert len(Stream.of([(labelled([0, 1, 2]), labelled([1])), (labelled([0, 1]), labelled([0]))], heads=heads)) == 2
+
+
+def test_tasks_that_share_a_head_may_be_tested_on_each_others_classes():
+    everything_seen = labelled([0, 1, 2, 3])
+    assert Stream.of([(labelled([0, 1]), everything_seen), (labelled([2, 3]), everything_seen)]).classes == 4
 
 
 # -- networks, against the tables of the supplement ------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import alasso.optim
 from alasso import ALASSO, EWC, MAS, SI
 
 from helpers import mlp, run, step, toy_tasks
@@ -240,3 +241,130 @@ def test_importance_measured_on_several_data_sets_in_a_row_is_no_mistake():
     for batch in BATCHES[:3]:
         reg.consolidate([batch])
     assert reg.tasks == 3
+
+
+# -- parameters that nobody trains ----------------------------------------------------------------------------------
+
+
+def after_a_task(make=SI, optimizer=torch.optim.SGD):
+    torch.manual_seed(0)
+    model = mlp(6, 5, 4)
+    optimizer = optimizer(model.parameters(), lr=0.1)
+    reg = make(model).attach(optimizer)
+    run(model, optimizer, BATCHES)
+    reg.consolidate(BATCHES)
+    return model, optimizer, reg
+
+
+NOBODY_TRAINS = r"replaced in the model since attach\(\), and trained by no optimizer: 2\.weight, 2\.bias; "
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, alasso.optim.SGD])
+@pytest.mark.parametrize("make", [SI, ALASSO, EWC, MAS])
+def test_a_head_that_was_replaced_and_is_in_no_optimizer_is_said_once(make, optimizer):
+    model, optimizer, reg = after_a_task(make, optimizer)
+    model[2] = nn.Linear(5, 4)
+    reg.attach(optimizer)  # the same again: changes nothing
+    run(model, optimizer, BATCHES)
+    with pytest.warns(UserWarning, match=NOBODY_TRAINS) as caught:
+        reg.consolidate(BATCHES)
+    assert [warning.filename for warning in caught] == [__file__]
+    run(model, optimizer, BATCHES)
+    reg.consolidate(BATCHES)  # a second warning would be an error
+
+
+def test_a_head_that_was_replaced_within_the_first_task_is_said():
+    torch.manual_seed(0)
+    model = mlp(6, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = SI(model).attach(optimizer)
+    model[2] = nn.Linear(5, 4)
+    run(model, optimizer, BATCHES)
+    with pytest.warns(UserWarning, match=NOBODY_TRAINS):
+        reg.consolidate()
+
+
+def with_a_new_optimizer(model, optimizer, reg):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg.attach(optimizer)  # the old one stays attached, too
+    run(model, optimizer, BATCHES)
+
+
+def with_the_new_head_added(model, optimizer, reg):
+    optimizer.add_param_group({"params": model[2].parameters()})
+    run(model, optimizer, BATCHES)
+
+
+def with_the_new_head_in_the_old_ones_place(model, optimizer, reg):
+    optimizer.param_groups[0]["params"][2:] = model[2].parameters()
+    run(model, optimizer, BATCHES)
+
+
+def with_an_attached_optimizer_of_its_own(model, optimizer, reg):
+    of_head = torch.optim.Adam(model[2].parameters())
+    reg.attach(of_head)
+    run(model, optimizer, BATCHES)
+    run(model, of_head, BATCHES)
+
+
+def with_an_optimizer_of_its_own_that_is_gone_again(model, optimizer, reg):
+    run(model, torch.optim.Adam(model[2].parameters()), BATCHES[:2])
+    gc.collect()
+    run(model, optimizer, BATCHES)
+
+
+def frozen(model, optimizer, reg):
+    model[2].requires_grad_(False)
+    run(model, optimizer, BATCHES)
+
+
+def only_for_a_while(model, optimizer, reg):
+    model[2] = reg.old_head
+    run(model, optimizer, BATCHES)
+
+
+def detached(model, optimizer, reg):
+    run(model, optimizer, BATCHES)
+    reg.detach()
+
+
+@pytest.mark.parametrize("make", [SI, EWC])
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        with_a_new_optimizer,
+        with_the_new_head_added,
+        with_the_new_head_in_the_old_ones_place,
+        with_an_attached_optimizer_of_its_own,
+        with_an_optimizer_of_its_own_that_is_gone_again,
+        frozen,
+        only_for_a_while,
+        detached,
+    ],
+)
+def test_a_head_that_was_replaced_with_a_purpose_is_not(go_on, make):
+    model, optimizer, reg = after_a_task(make)
+    reg.old_head = model[2]
+    model[2] = nn.Linear(5, 4)
+    go_on(model, optimizer, reg)
+    reg.consolidate(BATCHES)
+    assert reg.tasks == 2
+
+
+def test_a_parameter_that_was_in_no_optimizer_from_the_beginning_is_not():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    reg = SI(model).attach(optimizer)
+    model[1] = nn.Linear(5, 4)
+    run(model, optimizer, BATCHES)
+    reg.consolidate()
+
+
+def test_an_old_head_within_a_new_one_is_not():
+    model, optimizer, reg = after_a_task()
+    model[2] = nn.Sequential(model[2], nn.ReLU())  # by another name
+    run(model, optimizer, BATCHES)
+    reg.consolidate()
+    nn.utils.parametrizations.orthogonal(model[0])
+    run(model, optimizer, BATCHES)
+    reg.consolidate()

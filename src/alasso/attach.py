@@ -13,7 +13,7 @@ between steps, or goes on accumulating into it, finds what it would find without
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -68,6 +68,7 @@ class Exchange:
         self.regularizer = regularizer
         self.optimizer = optimizer
         self._open: list[OpenStep] = []
+        self._held: dict[str, nn.Parameter] = {}  # what the optimizer had under these names when that was last noted
         self._foreign: set[int] = set()
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
 
@@ -203,6 +204,24 @@ class Exchange:
             if step.parameter.grad is step.total_grad:
                 step.parameter.grad = step.task_grad
         self._open.clear()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What the optimizer holds."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def note_held(self) -> None:
+        for parameter in self.parameters():
+            if (name := self.regularizer.name_of(parameter)) is not None:
+                self._held[name] = parameter
+
+    def take_replaced(self) -> set[str]:
+        """Names under which the model has other parameters now than those that the optimizer still holds; said once."""
+        in_optimizer = {id(p) for p in self.parameters()}
+        in_model = {id(p) for p in self.regularizer.model.parameters()}
+        gone = {name for name, p in self._held.items() if id(p) in in_optimizer - in_model}
+        self._held = {name: p for name, p in self._held.items() if name not in gone}
+        return gone
 
     def name_of(self, parameter: nn.Parameter) -> str | None:
         name = self.regularizer.name_of(parameter)

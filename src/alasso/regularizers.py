@@ -126,7 +126,7 @@ class _FromData(Regularizer):
                 "nothing protected the past meanwhile; attach() the optimizer, or add penalty() to the loss",
                 stacklevel=2,
             )
-        self.refresh()
+        self._look_again(stacklevel=2)
         measured = self._measure(loader, head)
         with torch.no_grad():
             self._consolidate(measured)

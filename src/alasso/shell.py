@@ -24,7 +24,7 @@ from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
 from alasso.sharding import local
 from alasso.soundness import check_importance
 from alasso.states import grown, moved_like, state_dtype
-from alasso.unseen import count_unseen_steps
+from alasso.unseen import count_unseen_steps, warn_of_replaced
 from alasso.wording import count_of
 
 Loader = Iterable[Any]
@@ -84,6 +84,8 @@ class Regularizer:
             )
         if not self.is_attached_to(optimizer):
             self._attachments.append(attached(self, optimizer))
+        for attachment in self._attachments:
+            attachment.note_held()
         if self.surrogate.observes_path:
             count_unseen_steps(self)
         return self
@@ -133,7 +135,15 @@ class Regularizer:
                 "the last one, and takes importance from those alone; attach() every optimizer that trains the model",
                 stacklevel=3,  # past the decorator
             )
+        self._look_again(stacklevel=3)
         self._consolidate({})
+
+    def _look_again(self, stacklevel: int) -> None:
+        """At the end of a task; parameters that were replaced and are not trained are said."""
+        self.refresh()
+        warn_of_replaced(self, self._attachments, stacklevel + 1)
+        for attachment in self._attachments:
+            attachment.note_held()
 
     def _consolidate(self, importance: Mapping[str, Tensor]) -> None:
         self.refresh()

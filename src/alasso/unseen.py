@@ -1,11 +1,13 @@
 """Steps that a regularizer does not see: those of optimizers that train its model and that it is not attached to.
 
 Torch runs global hooks around every step of every optimizer. They count, and change nothing; weights that are set by
-other means (clipped, averaged, restored) are no steps and do not count.
+other means (clipped, averaged, restored) are no steps and do not count. What no optimizer trains, neither an attached
+one nor any that was seen to step, is found by the same means.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -14,6 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from alasso.attach import Exchange
     from alasso.shell import Regularizer
 
 _watched: list[ReferenceType[Regularizer]] = []  # a WeakSet takes longer to go through than all the rest
@@ -21,6 +26,8 @@ _watched: list[ReferenceType[Regularizer]] = []  # a WeakSet takes longer to go 
 _begun: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, tuple[int, int]]] = WeakKeyDictionary()
 #: Optimizers of other models → how many parameters each had when none was the regularizer's.
 _foreign: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, int]] = WeakKeyDictionary()
+#: Where parameters lay that optimizers which are not attached hold; one that took the place of another counts as held.
+_held_elsewhere: WeakKeyDictionary[Regularizer, set[int]] = WeakKeyDictionary()
 _hooks: list[Any] = []
 
 
@@ -28,8 +35,36 @@ def count_unseen_steps(regularizer: Regularizer) -> None:
     """From now on, ``regularizer.unseen_steps`` grows with every step that passes it by."""
     if not _hooks:
         _hooks.extend((register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)))
-    if all(watched() is not regularizer for watched in _watched):
+    if not _is_watched(regularizer):
         _watched.append(ref(regularizer, _watched.remove))
+
+
+def _is_watched(regularizer: Regularizer) -> bool:
+    return any(watched() is regularizer for watched in _watched)
+
+
+def warn_of_replaced(regularizer: Regularizer, attachments: Iterable[Exchange], stacklevel: int) -> None:
+    """Warn of parameters, of a new head say, that nobody trains: the attached optimizers hold those from before.
+
+    Only of such: a parameter that is in no optimizer and never was may be meant to stay as it is.
+    """
+    attachments = list(attachments)
+    replaced = {name for attachment in attachments for name in attachment.take_replaced()}
+    if not replaced or not _is_watched(regularizer):  # nobody knows what other optimizers did meanwhile
+        return
+    held = {id(p) for attachment in attachments for p in attachment.parameters()}
+    held |= _held_elsewhere.get(regularizer, set())
+    names = [
+        name
+        for name, parameter in regularizer.protected()
+        if name in replaced and parameter.requires_grad and id(parameter) not in held
+    ]
+    if names:
+        warnings.warn(
+            f"replaced in the model since attach(), and trained by no optimizer: {', '.join(names)}; the attached one "
+            "still holds what was there before. Make a new optimizer, and attach() it",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -57,6 +92,7 @@ def _moves(optimizer: Optimizer, regularizer: Regularizer) -> bool:
     foreign_to = _foreign.setdefault(optimizer, WeakKeyDictionary())
     if foreign_to.get(regularizer) == count:
         return False
+    _held_elsewhere.setdefault(regularizer, set()).update(id(p) for group in groups for p in group["params"])
     own = [p for group in groups for p in group["params"] if regularizer.name_of(p) is not None]
     if not own:
         foreign_to[regularizer] = count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -56,6 +57,21 @@ def _stream(config: RunConfig, load: Callable[[str], ImageSet], shelf: Shelf) ->
     else:
         sources = [(load("tiny-imagenet"), tasks)]
     return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=shelf)
+
+
+def inputs_and_classes(config: RunConfig) -> tuple[tuple[int, ...], int]:
+    """Shape of an input, and how many classes there are, in the config's stream; no data are read for it."""
+    if config.benchmark == "split-folder":
+        assert config.path is not None and config.image_size is not None
+        classes = len(data.folder_classes(config.path))
+        tasks, per_task = _folder_tasks(config, classes)
+        return (3, config.image_size, config.image_size), classes if config.tasks is None else tasks * per_task
+    images = data.data_set(BENCHMARKS[config.benchmark].data[0])
+    if config.benchmark.startswith("permuted-"):
+        return (math.prod(images.shape),), len(images.classes)
+    channels, height, width = images.shape
+    size = config.image_size
+    return (channels, size or height, size or width), _count(config) * (config.classes_per_task or 2)
 
 
 def left_over(config: RunConfig) -> str | None:

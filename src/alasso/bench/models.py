@@ -145,8 +145,9 @@ def _own(name: str) -> Factory:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise AlassoError(f"model {name!r}: module {module_name} cannot be imported ({error})") from error
+    except Exception as error:  # of the module's own lines, too
+        why = error if isinstance(error, ImportError) else _named(error)
+        raise AlassoError(f"model {name!r}: module {module_name} cannot be imported ({why})") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise AlassoError(f"model {name!r}: {module_name} has no function {attribute}")

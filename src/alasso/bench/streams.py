@@ -87,7 +87,8 @@ class Stream:
         """A stream of your own: a list of (train, test), each a torch Dataset or a pair of tensors (x, y).
 
         ``heads="shared"``: all tasks answer with the same classes. ``heads="own"``: each task has columns of its own,
-        and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats.
+        and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats. Test
+        labels that are not trained on are refused.
         """
         return _own_stream(tasks, name, heads, torch.device(device))
 
@@ -234,6 +235,7 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
     shapes = {tuple(x.shape[1:]) for pair in halves for x, _ in pair}
     if len(shapes) > 1:
         raise AlassoError(f"all tasks must have inputs of one shape, not {' and '.join(map(str, sorted(shapes)))}")
+    _refuse_untrained_labels(halves, heads)
     tasks, columns = [], 0
     for t, pair in enumerate(halves):
         lowest, highest = (int(f(torch.cat([y for _, y in pair]))) for f in (torch.min, torch.max))
@@ -248,6 +250,32 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
     if heads == "shared":
         tasks = [Task(task.name, task.train, task.test, slice(0, columns)) for task in tasks]
     return Stream(name, tuple(tasks), shapes.pop(), columns, {})
+
+
+def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]], heads: str) -> None:
+    """Test labels that the network cannot know would only lower the accuracy, without a word.
+
+    Where tasks share a head, a task may be tested on classes that another one trains; but not on such alone.
+    """
+    trained, tested = ([set(pair[half][1].unique().tolist()) for pair in halves] for half in (0, 1))
+    anywhere = set[int]().union(*trained)
+    what_to_do = "number classes alike in train and test, or leave these examples out"
+    for t, (own, asked) in enumerate(zip(trained, tested, strict=True)):
+        if asked - own and (heads == "own" or not asked & own):
+            said = f"labels {_listed(asked - own)}, and trained on {_listed(own)}"
+        elif asked - anywhere:
+            said = f"labels {_listed(asked - anywhere)}, on which no task is trained"
+        else:
+            continue
+        raise AlassoError(f"task {t + 1} is tested on {said}: {what_to_do}")
+
+
+def _listed(labels: set[int], most: int = 8) -> str:
+    """
+    >>> _listed({3, 1}), _listed(set(range(20)), most=3)
+    ('1, 3', '0, 1, 2, …')
+    """
+    return ", ".join([*map(str, sorted(labels)[:most]), *(["…"] if len(labels) > most else [])])
 
 
 def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,13 @@ from rich.console import Console
 from alasso.bench import data, naming, results, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import BENCHMARKS
+from alasso.bench.config import RunConfig
 from alasso.bench.progress import stop_on_request
 from alasso.bench.results import checkpoint_path, result_path
 from alasso.bench.taking import is_anothers
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
+from alasso.reproduce.counting import is_variational
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
 from alasso.reproduce.plan import Part, Plan, Probe, part_title
@@ -156,6 +158,40 @@ def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> 
     measured = probe_first_task(probe.config, plan, data_dir=options.data_dir, device=options.device, say=say)
     path = probe.path(options.out)
     write_whole(path, (json.dumps(dataclasses.asdict(measured), ensure_ascii=False) + "\n").encode())
+
+
+# -- networks -----------------------------------------------------------------------------------------------------
+
+
+def check_networks(plan: Plan, experiments: Iterable[Experiment]) -> None:
+    """Make each network that is not its benchmark's own once, lest it be found out after hours that it cannot be."""
+    networks: dict[tuple[object, ...], RunConfig] = {}
+    for config in plan.to_train:
+        if not has_usual_network(config):
+            stream = (config.benchmark, config.path, config.tasks, config.classes_per_task, config.image_size)
+            networks.setdefault((config.model, is_variational(config), *stream), config)
+    for config in networks.values():
+        try:
+            check_network(config)
+        except AlassoError as error:
+            whose = [one.id for one in experiments if config.hash in {own.hash for own in one.configs(1)}]
+            raise AlassoError(f"experiment {whose[0]}: {error}" if whose else str(error)) from error
+
+
+def has_usual_network(config: RunConfig) -> bool:
+    """On inputs as usual, which are known to go together."""
+    usual = BENCHMARKS[config.benchmark].preset
+    return (config.model, config.image_size) == (usual["model"], usual.get("image_size"))
+
+
+def check_network(config: RunConfig) -> None:
+    from alasso.bench import models  # torch: only where a network is to be made
+    from alasso.bench.benchmarks import inputs_and_classes
+    from alasso.methods.gaussian_layers import check_convertible
+
+    network = models.build(config.model, *inputs_and_classes(config), hidden=config.hidden)
+    if is_variational(config):
+        check_convertible(network)
 
 
 # -- data ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A claim *holds* where the mean over seeds meets its bar, and *does not hold* where it misses it. Where the mean lies
 nearer to the bar than one standard error of the mean, on either side, the seeds do not decide: *within noise*. With one
-seed there is no standard error, and the verdict says how many seeds it rests on.
+seed there is no standard error, and the verdict says how many seeds it rests on. Where results give no number, as a
+share of nothing, there is no verdict either: *not computable*.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from alasso.reproduce.experiments import Experiment, config_of
 if TYPE_CHECKING:
     from alasso.report.probe_findings import Measured
 
-HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_RUN = "holds", "within noise", "does not hold", "not run"
-VERDICTS = (HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_RUN)
+HOLDS, WITHIN_NOISE, DOES_NOT_HOLD = "holds", "within noise", "does not hold"
+NOT_COMPUTABLE, NOT_RUN = "not computable", "not run"
+VERDICTS = (HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_COMPUTABLE, NOT_RUN)
+#: Of these, those that say nothing on the claim.
+UNDECIDED = (NOT_COMPUTABLE, NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,17 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
         finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
     except NotRun as not_run:
         return Judged(claim, NOT_RUN, None, not_run.missing)
+    return Judged(claim, verdict_on(claim, finding), finding, edition=evidence.edition(claim.references))
+
+
+def verdict_on(claim: Claim, finding: Finding) -> str:
+    if math.isnan(finding.value):  # which misses every bar, and says nothing on the claim
+        return NOT_COMPUTABLE
     margin = claim.margin(finding.value)
-    met = margin > 0 or (margin == 0 and not claim.strict)  # nan meets no bar
-    verdict = HOLDS if met else DOES_NOT_HOLD
     if finding.error is not None and abs(margin) < finding.error:
-        verdict = WITHIN_NOISE
-    return Judged(claim, verdict, finding, edition=evidence.edition(claim.references))
+        return WITHIN_NOISE
+    met = margin > 0 or (margin == 0 and not claim.strict)
+    return HOLDS if met else DOES_NOT_HOLD
 
 
 def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[Judged]:

@@ -95,6 +95,7 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     planned = work.plan(device)
     if planned.empty:
         return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
+    carrying.check_networks(planned, work.experiments.values())
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
     say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}.")
@@ -133,6 +134,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     if absent := carrying.absent_data(planned, data_dir):
         raise AlassoError(carrying.data_advice(absent, work.chosen))
     work.places.refuse_mixture(work)
+    carrying.check_networks(planned, work.experiments.values())
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
     hush(f"{to_do(planned)} already there{estimated(estimate)}.")
@@ -156,7 +158,7 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     if not work.quick or not about:
         say(show.tally_sentence(about))
     if not quiet:
-        for line in show.missing_lines(about):
+        for line in (*show.not_computable_lines(about), *show.missing_lines(about)):
             say(line)
     write(work, judged, evidence, with_page=with_page)
 

@@ -166,14 +166,16 @@ def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, withi
     final = {ref: group.matrices[:, -1, :].mean(axis=0) for ref, group in found.items()}
     shown = np.arange(every - 1, len(final[of]), every)
     near = final[of][shown] >= final[bound][shown] - within
+    value = float(near.mean()) if len(shown) else math.nan
     note = f"{int(near.sum())} of {len(shown)} tasks"
-    return Finding(float(near.mean()), None, min(len(group.results) for group in found.values()), note)
+    return Finding(value, None, min(len(group.results) for group in found.values()), note)
 
 
 def probe_evenness(evidence: Evidence, *, of: str) -> Finding:
     """Median over weights of the loss's change on the shallow side over its rise on the steep side; 1: symmetric."""
     evenness = evidence.probe(of).shallow_over_steep()
-    return Finding(float(np.median(evenness)), None, 1, count_of(len(evenness), "weight"))
+    value = float(np.median(evenness)) if len(evenness) else math.nan
+    return Finding(value, None, 1, count_of(len(evenness), "weight"))
 
 
 def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") -> Finding:

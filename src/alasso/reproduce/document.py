@@ -130,6 +130,8 @@ class Document:
         waiting = show.missing_lines([one for one in self.judged if one.verdict == NOT_RUN], most=99)
         if waiting:
             lines += ["", "Claims that wait for results:", "", *(f"- {line}" for line in waiting)]
+        if without := show.not_computable_lines(self.judged):
+            lines += ["", "Claims for which the results give no number:", "", *(f"- {line}" for line in without)]
         return "\n".join(lines) or "None."
 
     def bars(self) -> str:

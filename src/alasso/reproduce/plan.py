@@ -68,6 +68,13 @@ class Plan:
         return sum(len(part.trained) for part in self.parts)
 
     @property
+    def to_train(self) -> list[RunConfig]:
+        """Every run that is begun, be it for a probe or for another run's sake."""
+        in_parts = [config for part in self.parts for config in part.trained]
+        again = [config for stack in self.again for config in stack.runs]
+        return [*in_parts, *again, *(probe.config for probe in self.probes)]
+
+    @property
     def on_the_way(self) -> int:
         return sum(len(part.on_the_way) for part in self.parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,16 +13,32 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.report.names import number
-from alasso.reproduce.claims import DOES_NOT_HOLD, HOLDS, NOT_RUN, WITHIN_NOISE, Claim, Judged, tally
+from alasso.reproduce.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_COMPUTABLE,
+    NOT_RUN,
+    UNDECIDED,
+    WITHIN_NOISE,
+    Claim,
+    Judged,
+    tally,
+)
 from alasso.reproduce.computations import Finding
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import Plan, part_title
 from alasso.reproduce.timing import Estimate, human
 from alasso.wording import count_of
 
-STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red", NOT_RUN: "dim"}
+STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red", NOT_COMPUTABLE: "dim", NOT_RUN: "dim"}
 #: The quick version says what it saw; it gives no verdict on the paper.
-QUICK_WORDS = {HOLDS: "seen", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "not seen", NOT_RUN: "not run"}
+QUICK_WORDS = {
+    HOLDS: "seen",
+    WITHIN_NOISE: "within noise",
+    DOES_NOT_HOLD: "not seen",
+    NOT_COMPUTABLE: "not computable",
+    NOT_RUN: "not run",
+}
 
 VERDICT_CAPTION = (
     "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
@@ -124,7 +141,7 @@ def verdict_table(
         table.add_row(Text(in_small(topic) if quick else topic, "bold"))
         for one in claims:
             verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
-            style = "" if quick and one.verdict != NOT_RUN else STYLES[one.verdict]
+            style = "" if quick and one.verdict not in UNDECIDED else STYLES[one.verdict]
             ours = shown(one.finding) if one.finding else "–"
             paper = shown_paper(one.claim) if wide else shown_number(one.claim)
             cells: list[RenderableType] = [Padding(Text(one.claim.says), (0, 0, 0, 2))]
@@ -153,9 +170,11 @@ def by_topic(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
 
 def shown(finding: Finding, digits: int = 3) -> str:
     """
-    >>> shown(Finding(0.5, 0.01, 3)), shown(Finding(-0.25))
-    ('0.500 ± 0.010 (3)', '−0.250 (1)')
+    >>> shown(Finding(0.5, 0.01, 3)), shown(Finding(-0.25)), shown(Finding(math.nan))
+    ('0.500 ± 0.010 (3)', '−0.250 (1)', '–')
     """
+    if math.isnan(finding.value):
+        return "–"
     deviation = "" if finding.deviation is None else f" ± {finding.deviation:.{digits}f}"
     return f"{number(finding.value, digits)}{deviation} ({finding.seeds})"
 
@@ -176,9 +195,9 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     """
     if not judged:
         return "No claim rests on these experiments."
-    of_many = {HOLDS: "hold", WITHIN_NOISE: "within noise", DOES_NOT_HOLD: "do not hold", NOT_RUN: "not run"}
+    of_many = {HOLDS: "hold", DOES_NOT_HOLD: "do not hold"}  # the others are the same of one and of many
     found = {verdict: count for verdict, count in tally(judged).items() if count}
-    parts = [f"{count} {verdict if count == 1 else of_many[verdict]}" for verdict, count in found.items()]
+    parts = [f"{count} {verdict if count == 1 else of_many.get(verdict, verdict)}" for verdict, count in found.items()]
     return f"Of {count_of(len(judged), 'claim')}: {', '.join(parts)}."
 
 
@@ -194,3 +213,9 @@ def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
         shown_runs = [*list(runs)[:most], *(["…"] if len(runs) > most else [])]
         lines.append(f"not run in {name}: {', '.join(shown_runs)}")
     return lines
+
+
+def not_computable_lines(judged: Sequence[Judged]) -> list[str]:
+    """Why there is no number, claim by claim."""
+    without = [(one.claim.says, one.finding.note) for one in judged if one.verdict == NOT_COMPUTABLE and one.finding]
+    return [f"not computable: {says}" + (f" ({why})" if why else "") for says, why in without]

@@ -3,8 +3,9 @@
 Counted are optimizer steps; what a step takes is looked up in this order:
 
 1. parts of an earlier reproduction on this device (``parts.csv``): they hold evaluation and stacking, too;
-2. results on this device of the same benchmark and method, then of the same benchmark;
-3. steps made just now, on random inputs of the benchmark's shape.
+2. results on this device of the same benchmark and method, then of methods of its kind;
+3. steps, and answers, made just now, on random inputs of the benchmark's shape. Answers are counted apart, for VCL's
+   take as long as its training.
 """
 
 from __future__ import annotations
@@ -17,27 +18,34 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alasso.bench.atomic import disk_errors_as_advice
+from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Quiet
 from alasso.bench.results import Result, device_of
+from alasso.reproduce.counting import (
+    EXAMPLES,
+    answers_of,
+    coreset_steps,
+    is_variational,
+    plain_steps,
+    steps_in,
+    steps_of,
+)
 from alasso.reproduce.plan import Plan, part_title
 from alasso.wording import count_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from alasso.bench.streams import Stream
 
 PARTS_FILE = "parts.csv"
 COLUMNS = ("part", "device", "runs", "steps", "seconds", "finished")
 EARLIER, RESULTS, MEASURED = "earlier parts", "results there", "measured now"
 
-#: Training examples of a task, by benchmark; split CIFAR's first three tasks come from CIFAR-10.
-EXAMPLES = {
-    "permuted-digits": 1437,
-    "permuted-mnist": 60_000,
-    "permuted-fashion-mnist": 60_000,
-    "split-cifar": 500,  # of a class
-    "split-tiny-imagenet": 500,  # of a class
-}
 SHAPES = {
     "permuted-digits": (64,),
     "permuted-mnist": (784,),
@@ -59,6 +67,16 @@ class Watching:
 
 #: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
 ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
+
+
+class Pace(NamedTuple):
+    """Seconds of an optimizer step, and of the answer to a test example."""
+
+    step: float
+    answer: float
+
+
+Measure = Callable[[RunConfig], Pace]
 
 
 @dataclass(frozen=True)
@@ -96,7 +114,7 @@ class Estimate:
         names = {
             EARLIER: "from parts carried out on this device before",
             RESULTS: "from results of this device",
-            MEASURED: "from single runs measured just now: evaluation adds to it, stacking takes off",
+            MEASURED: "from single runs measured just now: compiling and the report add to it, stacking takes off",
         }
         known = [(source, count) for source, count in self.sources.items() if count]
         where = "; ".join(f"{count_of(count, 'run')} {names[source]}" for source, count in known)
@@ -108,31 +126,21 @@ class Estimate:
 
 def human(seconds: float) -> str:
     """
-    >>> human(42), human(600), human(9000), human(400_000)
-    ('42 s', '10 min', '2 h 30 min', '4.6 days')
+    >>> human(42), human(196), human(600), human(9000), human(400_000)
+    ('42 s', '3.5 min', '10 min', '2 h 30 min', '4.6 days')
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds < 300:  # where a minute is much
+        return f"{round(seconds / 30) / 2:g} min"
     minutes = round(seconds / 60)
     if minutes < 90:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86_400:.1f} days"
 
 
-def steps_of(config: RunConfig) -> int:
-    """Optimizer steps of a whole run, on a benchmark whose size is known beforehand."""
-    tasks, each = config.tasks or 1, EXAMPLES[config.benchmark]
-    if config.benchmark.startswith("permuted-"):
-        sizes = [each] * tasks
-    else:
-        sizes = [each * (config.classes_per_task or 1)] * tasks
-        if config.benchmark == "split-cifar":
-            sizes[:3] = [10 * size for size in sizes[:3]]
-    return config.epochs * sum(-(-size // config.batch_size) for size in sizes)
-
-
-def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Callable[..., float]) -> Estimate:
-    """``measure(config)``: seconds of a step, found out when nothing better is known."""
+def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Measure) -> Estimate:
+    """``measure``: how fast a run is, found out when nothing better is known."""
     noted = {row.part: row for row in summed(read_parts(out)) if row.device == device}
     mine = [
         result for result in known if device_of(result.environment) == device and result.config.benchmark in EXAMPLES
@@ -149,7 +157,7 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
     def of_run(config: RunConfig) -> float:
         seconds = from_results(config, mine)
         sources[MEASURED if seconds is None else RESULTS] += 1
-        return steps_of(config) * measure(config) if seconds is None else seconds
+        return at_pace(config, measure) if seconds is None else seconds
 
     parts = {part.title: of_runs(part.trained) for part in plan.parts if part.benchmark in EXAMPLES}
     again = sum(of_runs(stack.runs) for stack in plan.again if stack.runs[0].benchmark in EXAMPLES)
@@ -157,22 +165,39 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
     for probe in (probe for probe in plan.probes if probe.config.benchmark in EXAMPLES):
         whole = from_results(probe.config, mine)
         one_task = steps_of(probe.config) / (probe.config.tasks or 1)
-        probes += one_task * measure(probe.config) if whole is None else whole / (probe.config.tasks or 1)
+        probes += one_task * measure(probe.config).step if whole is None else whole / (probe.config.tasks or 1)
     titles = [part.title for part in plan.parts] + [part_title(stack.runs[0]) for stack in plan.again]
     uncounted = tuple(dict.fromkeys(title for title in titles if title.partition(",")[0] not in EXAMPLES))
     return Estimate(device, parts, probes, again, sources, uncounted)
 
 
-def steps_in(trained: Iterable[RunConfig]) -> int:
-    return sum(steps_of(config) for config in trained)
+def at_pace(config: RunConfig, measure: Measure) -> float:
+    """Seconds of a run: its steps, its answers, and what VCL trains beside its tasks."""
+    pace, beside = measure(config), 0.0
+    if count := plain_steps(config):
+        beside = count * measure(plainly(config)).step
+    return (steps_of(config) + coreset_steps(config)) * pace.step + answers_of(config) * pace.answer + beside
+
+
+def plainly(config: RunConfig) -> RunConfig:
+    """The same network without a method."""
+    return dataclasses.replace(config, method="sgd", settings={}, memory=0)
 
 
 def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
-    """Seconds of a run, by what a step took in results of the same benchmark: of the same method if there are any."""
+    """Seconds of a run, by what a step took in results of the same benchmark: of the same method if there are any, else
+    of those that take about as long.
+    """
     of_benchmark = [result for result in known if result.config.benchmark == config.benchmark]
     of_method = [result for result in of_benchmark if result.config.method == config.method]
-    rates = [result.seconds / steps_of(result.config) for result in of_method or of_benchmark]
+    of_kind = [result for result in of_benchmark if kind_of(result.config) == kind_of(config)]
+    rates = [result.seconds / steps_of(result.config) for result in of_method or of_kind]
     return statistics.median(rates) * steps_of(config) if rates else None
+
+
+def kind_of(config: RunConfig) -> tuple[bool, bool]:
+    """Methods of a kind take about as long; VCL, and VCL with coresets, several times as long as the others."""
+    return is_variational(config), coreset_steps(config) > 0
 
 
 # -- what parts took ----------------------------------------------------------------------------------------------
@@ -247,55 +272,89 @@ def device_name(device: str) -> str:
 
 
 class Stopwatch:
-    """Seconds of a step, measured once for each benchmark and network, and once more for VCL."""
+    """How fast runs are, measured once for each benchmark and network, and once more for VCL."""
 
     def __init__(self, device: str, say: Callable[[str], None]) -> None:
         self.device, self.say = device, say
-        self.measured: dict[tuple[object, ...], float] = {}
+        self.measured: dict[tuple[object, ...], Pace] = {}
 
-    def __call__(self, config: RunConfig) -> float:
-        variational = config.method.startswith("vcl")  # twice the weights and more; the others are near one another
-        key = (config.benchmark, config.model, config.hidden, config.batch_size, variational)
+    def __call__(self, config: RunConfig) -> Pace:
+        # VCL has twice the weights and more; the others are near one another.
+        key = (config.benchmark, config.model, config.hidden, config.batch_size, is_variational(config))
         if key not in self.measured:
             if not self.measured:
                 self.say("measuring how fast this device is")
-            self.measured[key] = seconds_of_a_step(config, self.device)
+            pace = Pace(seconds_of_a_step(config, self.device), seconds_of_an_answer(config, self.device))
+            self.measured[key] = pace
         return self.measured[key]
 
 
 def seconds_of_a_step(config: RunConfig, device: str) -> float:
-    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off.
-
-    On a CPU it is a run without a method, unless that is VCL: compiling would take longer than all the rest, and a
-    compiled step with the penalty takes about as long as a plain one.
-    """
-    import torch
-
-    from alasso.bench.streams import Stream
+    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off."""
     from alasso.bench.train import run, torch_device
 
     place = torch_device(device)
     on_cpu = place.type == "cpu"
-    shape, classes = SHAPES[config.benchmark], config.classes_per_task or 10
-    changes: dict[str, Any] = {"tasks": 1, "epochs": 10**6}
-    if on_cpu and not config.method.startswith("vcl"):
-        changes |= {"method": "sgd", "settings": {}, "memory": 0}
-    elif "point_epochs" in config.settings:  # training before training; not what is measured
-        changes["settings"] = {**config.settings, "point_epochs": 0}
-    scale = 1.0
-    if on_cpu and len(shape) == 3 and shape[-1] > 64:
-        scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
-    config = dataclasses.replace(config, **changes)
-    count = 8 * config.batch_size
-    x, y = torch.rand(count, *shape), torch.arange(count) % classes
-    stream = Stream.of([((x, y), (x[:classes], y[:classes]))], device=place)
-    finish = torch.cuda.synchronize if place.type == "cuda" else lambda: None
-    meter = Meter(ON_CPU if on_cpu else ON_GPU, finish)
+    stand_in, scale = to_measure(config, on_cpu=on_cpu)
+    meter = Meter(ON_CPU if on_cpu else ON_GPU, waiting_for(place))
     try:
-        run(config, stream=stream, device=device, observer=meter)
+        run(stand_in, stream=random_stream(stand_in, place), device=device, observer=meter)
     except Enough:
         return scale * meter.seconds
     raise AssertionError("a million epochs went by")
+
+
+def seconds_of_an_answer(config: RunConfig, device: str) -> float:
+    """Test a network as it begins on a batch of random inputs."""
+    from alasso.bench.train import few_threads_for, make_learner, torch_device
+
+    place = torch_device(device)
+    stand_in, _ = to_measure(config, on_cpu=place.type == "cpu")
+    stream, finish = random_stream(stand_in, place), waiting_for(place)
+    learner = make_learner(stand_in, stream, None, place)
+    with few_threads_for(learner):
+        if place.type == "cuda":  # which chooses its kernels first
+            learner.accuracies_on(stream.tasks)
+        finish()
+        began = time.monotonic()
+        learner.accuracies_on(stream.tasks)
+        finish()
+    return (time.monotonic() - began) / len(stream.tasks[0].test)
+
+
+def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
+    """What is begun in place of a run, and how many times as long a step of the run itself takes.
+
+    On a CPU it is a run without a method, unless that is VCL: compiling would take longer than all the rest, and a
+    compiled step with the penalty takes about as long as a plain one.
+    """
+    changes: dict[str, Any] = {"tasks": 1, "epochs": 10**6}
+    if is_variational(config):  # without coresets, and without training before training: these are counted apart
+        own = {name: value for name, value in config.settings.items() if name in METHODS["vcl"].settings}
+        changes |= {"method": "vcl", "settings": {**own, "point_epochs": 0}}
+    elif on_cpu:
+        config = plainly(config)
+    scale, shape = 1.0, SHAPES[config.benchmark]
+    if on_cpu and len(shape) == 3 and shape[-1] > 64:
+        scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
+    return dataclasses.replace(config, **changes), scale
+
+
+def random_stream(config: RunConfig, place: torch.device) -> Stream:
+    """One task of eight batches, tested on one."""
+    import torch
+
+    from alasso.bench.streams import Stream
+
+    count, classes = 8 * config.batch_size, config.classes_per_task or 10
+    x, y = torch.rand(count, *SHAPES[config.benchmark]), torch.arange(count) % classes
+    return Stream.of([((x, y), (x[: config.batch_size], y[: config.batch_size]))], device=place)
+
+
+def waiting_for(place: torch.device) -> Callable[[], None]:
+    import torch
+
+    return torch.cuda.synchronize if place.type == "cuda" else lambda: None
 
 
 class Enough(Exception):
