@@ -6,13 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from alasso import AlassoError, cli
-from alasso.bench import metrics, results
+from alasso.bench import divergence, metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
@@ -1166,6 +1167,54 @@ def test_a_run_that_diverges_is_said_at_once_and_the_other_parts_are_run(folder,
     code, output, errors = command(words, monkeypatch, capsys)
     assert code == 130, errors
     assert len(seen) == 2 and output.index("alasso, seed 0: the training diverged") < output.index("Stopped; saved")
+
+
+def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(folder, tmp_path, monkeypatch, capsys):
+    one = EXPERIMENT.replace("seeds = 1", "seeds = 2") + "[runs.wild]\nmethod = 'sgd'\nlearning_rate = 1e38\n"
+    (folder / "experiments" / "small.toml").write_text(one.replace("[quick]\ntasks = 2\n", ""))
+    (folder / "document.md").write_text("A is {{mean small/wild}}, {{mean small/si}}\n\n{{table small}}\n")
+    out = tmp_path / "out"
+    words = ["reproduce", "--study", folder, "--out", out, "--device", "cpu", "--only", "small"]
+    code, output, errors = command(words, monkeypatch, capsys, width=300)
+    assert code == 0 and output.count("diverged: seed 0 in task 1, seed 1 in task 1") == 1, errors
+    document = (out / "reproduction.md").read_text()
+    assert "A is diverged: seed 0 in task 1, seed 1 in task 1, 0." in document
+    assert "| wild | diverged: seed 0 in task 1, seed 1 in task 1 |" in document
+    for again in (words, [*words, "--plan"]):
+        code, output, _ = command(again, monkeypatch, capsys, width=300)
+        assert code == 0 and "Nothing to run: all 6 results are in" in output
+        said = "not counting 2 runs that diverged, which are not tried again (delete *.diverged.json to try them)"
+        assert said in output
+    (note, _) = sorted(out.glob("*.diverged.json"))
+    note.unlink()
+    code, output, _ = command([*words, "--plan"], monkeypatch, capsys, width=300)
+    (left,) = out.glob("*.diverged.json")
+    assert "To do: 1 run; 6 already" in output
+    assert f"not counting 1 run that diverged, which is not tried again (delete {left.name} to try it)" in output
+    left.write_text("{}")
+    code, _, errors = command(words, monkeypatch, capsys, width=300)
+    assert code == 2 and "is no note of a run that diverged; delete it" in errors
+
+
+def test_machines_are_named_once_with_their_commits():
+    one, two = result(experiment().config("si", 0), 0.8), result(experiment().config("si", 1), 0.8)
+    other = replace(result(experiment().config("ewc", 0), 0.8), environment={"gpu": "loom", "torch": "3"})
+    newer = replace(result(experiment().config("ewc", 1), 0.8), environment={**one.environment, "commit": "f" * 40})
+    known = Evidence({"x": experiment()}, [one, two, other, newer])
+    assert Document(known, []).machines() == (
+        "abacus, torch 2: 3 results, by commit 2 of 01234567, 1 of ffffffff; "
+        "loom, torch 3: 1 result, by commit 1 of unknown"
+    )
+
+
+def test_of_a_run_some_of_whose_seeds_diverged_the_mean_says_so(folder, tmp_path):
+    work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
+    first, second = (work.experiments["small"].config("si", seed) for seed in (0, 1))
+    results.write(result(first, 0.8), tmp_path)
+    divergence.write(divergence.Divergence(second, 2, "it grew"), {}, tmp_path)
+    document = Document(work.evidence(), [])
+    assert document.fill("{{mean small/si}}").endswith(" (1); diverged: seed 1 in task 2")
+    assert document.fill("{{table small}}").splitlines()[3].endswith("| 1; diverged: seed 1 in task 2 |")
 
 
 def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):

@@ -23,6 +23,7 @@ from alasso.bench import (
     atomic,
     catalog,
     checkpoint,
+    divergence,
     learners,
     loop,
     losses,
@@ -611,7 +612,9 @@ def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes
     said = method + r" learning_rate=1e\+38, seed 0: .*diverged.* smaller learning rate .*; the other runs are finished"
     with pytest.raises(DivergedError, match=said):
         runs.carry_out(configs, options, Console())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{configs[1].name}.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{configs[0].name}.diverged.json", f"{configs[1].name}.json"}
+    note = divergence.read(divergence.note_path(configs[0], tmp_path))
+    assert (note.config, note.task) == (configs[0], 1) and "diverged" in note.why
 
 
 def test_a_run_finished_before_another_of_its_stack_diverged_is_not_run_again(tmp_path, monkeypatch):
@@ -672,7 +675,7 @@ def diverging(monkeypatch, when):
     ],
 )
 def test_the_others_of_a_stack_go_on_as_a_stack_from_where_they_stand(when, stacks, tmp_path, monkeypatch, trainings):
-    """No task is trained twice, nothing of a run that diverged is left, and the others end where they would have."""
+    """No task is trained twice, of a run that diverged a note is left, and the others end where they would have."""
     configs = [small(seed=seed) for seed in range(4)]
     diverging(monkeypatch, when)
     lost = "; ".join(f"alasso, seed {seed}" for seed in when)
@@ -680,11 +683,36 @@ def test_the_others_of_a_stack_go_on_as_a_stack_from_where_they_stand(when, stac
         runs.carry_out(configs, runs.Options(tmp_path, device="cpu", quiet=True, lanes=4), Console())
     assert [result.config.seed for result in raised.value.finished] == [s for s in range(4) if s not in when]
     assert trainings == stacks
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{configs[s].name}.json" for s in range(4) if s not in when]
+    kinds = [f"{configs[s].name}{divergence.SUFFIX if s in when else '.json'}" for s in range(4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kinds)
+    for seed, t in when.items():
+        assert divergence.read(divergence.note_path(configs[seed], tmp_path)).task == t + 1
     for result in raised.value.finished:
         undisturbed = finished(result.config)
         np.testing.assert_allclose(result.accuracy[-1], undisturbed.accuracy[-1], atol=0.02)
         assert [len(row) for row in result.accuracy] == [1, 2, 3]
+
+
+def test_a_shorter_run_that_was_not_reached_diverged_too_and_notes_go_when_results_come(tmp_path, monkeypatch):
+    shortest, shorter, longer = (small(seed=1, tasks=tasks) for tasks in (1, 2, 3))
+    options = runs.Options(tmp_path, device="cpu", quiet=True)
+    with monkeypatch.context() as patched:
+        diverging(patched, {1: 1})
+        with pytest.raises(DivergedError):
+            runs.carry_out([shortest, shorter, longer], options, Console())
+    notes = [divergence.read(path) for path in sorted(tmp_path.glob("*.diverged.json"))]
+    assert {(note.config.name, note.task) for note in notes} == {(shorter.name, 2), (longer.name, 2)}
+    assert results.result_path(shortest, tmp_path).exists()
+    runs.carry_out([shorter, longer], options, Console())
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{c.name}.json" for c in (shortest, shorter, longer))
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"config": {}, "task": 1, "why": "x"}'])
+def test_what_is_no_note_of_a_run_that_diverged_is_said_to_be_none(content, tmp_path):
+    path = tmp_path / "x.diverged.json"
+    path.write_text(content)
+    with pytest.raises(AlassoError, match=r"x.diverged.json is no note of a run that diverged; delete it"):
+        divergence.read(path)
 
 
 def test_a_restart_never_goes_on_from_before(tmp_path):

@@ -17,6 +17,7 @@ from torch import Tensor
 from alasso.bench import checkpoint, metrics
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
+from alasso.bench.divergence import Divergence
 from alasso.bench.graphs import DirectSteps, GraphedSteps
 from alasso.bench.lanes import StackedSteps, stackable
 from alasso.bench.learners import Learner
@@ -227,7 +228,7 @@ class Trainer:
             self.write_waypoints(sound)
         if diverged:
             self.writer.finish()  # what the others go on from
-            raise LanesDiverged([(self.lanes[i].config, why) for i, why in diverged.items()])
+            raise LanesDiverged([Divergence(self.lanes[i].config, t + 1, why) for i, why in diverged.items()])
 
     def end_task(self, lane: Lane, t: int) -> str | None:
         """Hold on to the task and measure all so far; or, if the run diverged, why it is thought so."""

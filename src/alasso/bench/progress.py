@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from alasso.bench.config import RunConfig
+    from alasso.bench.divergence import Divergence
     from alasso.bench.streams import Stream
 
 Accuracy = list[list[float]]
@@ -64,10 +65,10 @@ def stop_on_request() -> Iterator[Callable[[], bool]]:
 
 
 class LanesDiverged(DivergedError):
-    """Which runs of a stack diverged, and why; the others, where they have files, are saved where they stand."""
+    """Which runs of a stack diverged; the others, where they have files, are saved where they stand."""
 
-    def __init__(self, lost: Sequence[tuple[RunConfig, str]]) -> None:
-        super().__init__(" | ".join(why for _, why in lost))
+    def __init__(self, lost: Sequence[Divergence]) -> None:
+        super().__init__(" | ".join(note.why for note in lost))
         self.lost = lost
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
-from alasso.bench import results
+from alasso.bench import divergence, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
+from alasso.bench.divergence import Divergence
 from alasso.bench.naming import label, labels, shorter_runs, varying_settings
 from alasso.bench.progress import (
     Bars,
@@ -159,9 +160,9 @@ class _Sweep:
         except LanesDiverged as error:
             finished = [config for config in group if self.written(config) != before[config.name]]
             self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
-            for config, why in error.lost:
-                self.give_up(config, why)
-            gone = [*finished, *(config for config, _ in error.lost)]
+            for note in error.lost:
+                self.give_up(note)
+            gone = [*finished, *(note.config for note in error.lost)]
             if left := [config for config in group if config not in gone]:
                 self.waiting.appendleft((left, True))
 
@@ -180,26 +181,36 @@ class _Sweep:
         self.take_in(found)
 
     def take_in(self, found: Sequence[Result]) -> None:
-        self.done |= {result.name: result for result in found}
+        self.note_done(found)
         for result in found:
             # What an old checkpoint lies beyond, which does not hold the time, is run by itself.
             self.line_up(self.take_in_waypoints(result.config))
+
+    def note_done(self, found: Sequence[Result]) -> None:
+        self.done |= {result.name: result for result in found}
+        for result in found:  # which may have diverged at another time
+            divergence.note_path(result.config, self.options.out).unlink(missing_ok=True)
 
     def written(self, config: RunConfig) -> int | None:
         """When its result was, if there is one."""
         path = results.result_path(config, self.options.out)
         return path.stat().st_mtime_ns if path.exists() else None
 
-    def give_up(self, config: RunConfig, why: str) -> None:
+    def give_up(self, note: Divergence) -> None:
         """A run that diverged, and the shorter ones that it did not reach."""
-        results.checkpoint_path(config, self.options.out).unlink(missing_ok=True)  # it leads nowhere
-        missed = self.take_in_waypoints(config)
-        self.lost.setdefault(why, []).extend(label(one, self.varying) for one in (config, *missed))
+        from alasso.bench.train import torch_device
+
+        results.checkpoint_path(note.config, self.options.out).unlink(missing_ok=True)  # it leads nowhere
+        missed = self.take_in_waypoints(note.config)
+        here = results.environment(str(torch_device(self.options.device)))
+        for config in (note.config, *missed):
+            divergence.write(replace(note, config=config), here, self.options.out)
+            self.lost.setdefault(note.why, []).append(label(config, self.varying))
 
     def take_in_waypoints(self, config: RunConfig) -> list[RunConfig]:
         """Results that were written on the way of a run; returns the shorter runs that have none."""
         waypoints = self.waypoints.get(config.name, [])
-        self.done |= {waypoint.config.name: waypoint.result for waypoint in waypoints if waypoint.result}
+        self.note_done([waypoint.result for waypoint in waypoints if waypoint.result])
         return [waypoint.config for waypoint in waypoints if not waypoint.result]
 
 

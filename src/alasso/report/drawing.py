@@ -186,7 +186,8 @@ def held_down(placed: Array, apart: float, ceiling: float) -> Array:
     >>> held_down(np.array([2.5, 0.5, 1.5]), 1.0, ceiling=2.0).tolist()
     [2.0, 0.0, 1.0]
     """
-    held, highest = placed.copy(), ceiling
+    held: Array = placed.copy()
+    highest = ceiling
     for i in np.argsort(-placed, kind="stable"):
         held[i] = min(held[i], highest)
         highest = held[i] - apart

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alasso.bench import results
+from alasso.bench import divergence, results
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.wording import count_of
 
 #: Files that runs and probes leave beside their results; a shell's ``*`` names them too.
-BESIDE_RESULTS = (".csv", ".checkpoint", "probe.json")
+BESIDE_RESULTS = (".csv", ".checkpoint", "probe.json", divergence.SUFFIX)
 
 
 @dataclass(frozen=True)

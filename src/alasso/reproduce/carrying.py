@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from alasso.bench import data, naming, results, runs
+from alasso.bench import data, divergence, naming, results, runs
 from alasso.bench.atomic import write_whole
 from alasso.bench.catalog import BENCHMARKS
 from alasso.bench.config import RunConfig
@@ -108,7 +108,8 @@ def tidy(out: Path) -> None:
     for aside in out.glob(".again-*"):
         if is_anothers(aside):
             continue
-        names = [path.stem for path in aside.iterdir() if path.suffix in (".json", ".checkpoint")]
+        kept = [path for path in aside.iterdir() if not path.name.endswith(divergence.SUFFIX)]
+        names = [path.stem for path in kept if path.suffix in (".json", ".checkpoint")]
         if all((out / f"{name}.json").exists() for name in names):
             shutil.rmtree(aside)
 
@@ -127,6 +128,16 @@ def counted(trained: int, on_the_way: int = 0) -> str:
     """
     in_passing = f" ({naming.written_in_passing(on_the_way)})" if on_the_way else ""
     return count_of(trained, "run") + in_passing
+
+
+def came_to_no_end(plan: Plan) -> str:
+    """Half a sentence, for the end of one; nothing where there is nothing to say."""
+    if not plan.diverged:
+        return ""
+    count = len(plan.diverged)
+    file = f"{plan.diverged[0].name if count == 1 else '*'}{divergence.SUFFIX}"
+    advice = f"not tried again (delete {file} to try {'it' if count == 1 else 'them'})"
+    return f"; not counting {count_of(count, 'run')} that diverged, which {'is' if count == 1 else 'are'} {advice}"
 
 
 def to_do(plan: Plan) -> str:

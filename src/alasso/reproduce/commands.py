@@ -94,11 +94,11 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     work.evidence()  # what is there can be read
     planned = work.plan(device)
     if planned.empty:
-        return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
+        return say(nothing_to_run(planned, work))
     carrying.check_networks(planned, work.experiments.values())
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
-    say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}.")
+    say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
         say(f"{advice[0].upper()}{advice[1:]}.")
@@ -118,6 +118,12 @@ def estimated(estimate: Estimate) -> str:
     return f"; {sentence}" if (sentence := estimate.sentence()) else ""
 
 
+def nothing_to_run(planned: Plan, work: Study) -> str:
+    from alasso.reproduce import carrying
+
+    return f"Nothing to run: {there(planned.present)} in {work.places.out}{carrying.came_to_no_end(planned)}."
+
+
 def there(count: int) -> str:
     return "the 1 result is" if count == 1 else f"all {count} results are" if count else "what there is to measure is"
 
@@ -130,14 +136,14 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     work.evidence()  # what is there can be read
     planned = work.plan(device)
     if planned.empty:
-        return say(f"Nothing to run: {there(planned.present)} in {work.places.out}.")
+        return say(nothing_to_run(planned, work))
     if absent := carrying.absent_data(planned, data_dir):
         raise AlassoError(carrying.data_advice(absent, work.chosen))
     work.places.refuse_mixture(work)
     carrying.check_networks(planned, work.experiments.values())
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
-    hush(f"{to_do(planned)} already there{estimated(estimate)}.")
+    hush(f"{to_do(planned)} already there{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Console(), hush)
@@ -158,7 +164,8 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     if not work.quick or not about:
         say(show.tally_sentence(about))
     if not quiet:
-        for line in (*show.not_computable_lines(about), *show.missing_lines(about)):
+        diverged = show.diverged_lines(evidence, work.chosen)
+        for line in (*show.not_computable_lines(about), *show.missing_lines(about), *diverged):
             say(line)
     write(work, judged, evidence, with_page=with_page)
 

@@ -1,13 +1,14 @@
 """``docs/reproduction.md`` from its template and the results: prose from a file, every number from a result.
 
 In a template ``{{name argument …}}`` is replaced by what the function of that name in :class:`Document` finds. A
-number whose results are not there is "not run".
+number whose results are not there is "not run", or "diverged" where a run came to no end.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,8 @@ class Document:
     # -- numbers ------------------------------------------------------------------------------------------------
 
     def mean(self, reference: str, measure: str = "A") -> str:
-        return self._number(lambda: mean(self.evidence, of=reference, measure=measure))
+        found = self._number(lambda: mean(self.evidence, of=reference, measure=measure))
+        return beside(found, self.evidence.how_it_diverged(reference))
 
     def difference(self, reference: str, less: str, measure: str = "A") -> str:
         return self._number(lambda: difference(self.evidence, of=reference, less=less, measure=measure), signed=True)
@@ -169,10 +171,12 @@ class Document:
         for name, experiment in self._experiments(names).items():
             for run in experiment.runs:
                 group = self.evidence.group(f"{name}/{run}")
+                diverged = self.evidence.how_it_diverged(f"{name}/{run}")
                 if group is None:
-                    rows.append([run, MISSING, *[""] * len(TABLE_MEASURES)])
+                    rows.append([run, beside(MISSING, diverged), *[""] * len(TABLE_MEASURES)])
                 else:
-                    rows.append([run, *(measured(group, key) for key, _ in TABLE_MEASURES), str(len(group.results))])
+                    numbers = [measured(group, key) for key, _ in TABLE_MEASURES]
+                    rows.append([run, *numbers, beside(str(len(group.results)), diverged)])
         return markdown_table(rows, right=range(1, len(rows[0])))
 
     def _experiments(self, names: Sequence[str]) -> dict[str, Experiment]:
@@ -286,14 +290,17 @@ class Document:
         return f"{text} {RE_SPLIT}" if "re-split" in found.get("cifar100", set()) else text
 
     def machines(self) -> str:
-        """Devices, versions and commits, with how many results each has."""
-        counts: dict[str, int] = {}
+        """Devices and versions, with the commits and how many results each of these has."""
+        counts: dict[str, Counter[str]] = {}
         for result in self._all_results():
             env = result.environment
-            commit = str(env.get("commit") or "unknown")[:8]
-            name = f"{device_of(env)}, torch {env.get('torch')}, commit {commit}"
-            counts[name] = counts.get(name, 0) + 1
-        return "; ".join(f"{name}: {count_of(count, 'result')}" for name, count in counts.items()) or MISSING
+            on = counts.setdefault(f"{device_of(env)}, torch {env.get('torch')}", Counter())
+            on[str(env.get("commit") or "unknown")[:8]] += 1
+        lines = []
+        for name, of_commit in counts.items():
+            commits = ", ".join(f"{count} of {commit}" for commit, count in of_commit.most_common())
+            lines.append(f"{name}: {count_of(of_commit.total(), 'result')}, by commit {commits}")
+        return "; ".join(lines) or MISSING
 
     def _all_results(self) -> list[Result]:
         return self.evidence.results_of(self.evidence.experiments)
@@ -312,6 +319,15 @@ def why_not_drawn(name: str) -> str:
 
     lacking = {known: why for known, _, why in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
     return lacking.get(name) or MISSING
+
+
+def beside(found: str, diverged: str) -> str:
+    """What was found, and of which seeds nothing could be.
+
+    >>> beside("not run", ""), beside("not run", "diverged: …"), beside("0.9 (2)", "diverged: …")
+    ('not run', 'diverged: …', '0.9 (2); diverged: …')
+    """
+    return diverged if diverged and found == MISSING else "; ".join(filter(None, (found, diverged)))
 
 
 def measured(group: Group, key: str) -> str:

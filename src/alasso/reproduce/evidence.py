@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alasso.bench import divergence
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report.groups import MEASURES, Group, groups
@@ -37,19 +38,29 @@ class Evidence:
     ) -> None:
         self.experiments, self.out = experiments, out
         self.by_hash = {group.config.hash: group for group in groups(results)}
+        self.ended_early: dict[str, dict[int, int]] = {}  # config hash → seed → in which task the run diverged
 
     @staticmethod
     def of_folder(experiments: Mapping[str, Experiment], out: Path) -> Evidence:
         """Only files named as the experiments' runs would be: what else lies there is not read."""
         wanted = {config_of(experiments, f"{e.id}/{run}").hash for e in experiments.values() for run in e.runs}
         paths = [path for path, config_hash in results_in(out).items() if config_hash in wanted]
-        return Evidence(experiments, [read_or_advise(path) for path in paths], out)
+        found = Evidence(experiments, [read_or_advise(path) for path in paths], out)
+        for note in map(divergence.read, sorted(out.glob(f"*{divergence.SUFFIX}"))):
+            found.ended_early.setdefault(note.config.hash, {})[note.config.seed] = note.task
+        return found
 
     def config_hash(self, reference: str) -> str:
         return config_of(self.experiments, reference).hash
 
     def group(self, reference: str) -> Group | None:
         return self.by_hash.get(self.config_hash(reference))
+
+    def how_it_diverged(self, reference: str) -> str:
+        """In words, of the seeds that came to no end; empty where there are none."""
+        tasks = sorted(self.ended_early.get(self.config_hash(reference), {}).items())
+        said = ", ".join(f"seed {seed} in task {task}" for seed, task in tasks)
+        return f"diverged: {said}" if tasks else ""
 
     def groups(self, references: Sequence[str]) -> dict[str, Group]:
         found = {reference: self.group(reference) for reference in references}

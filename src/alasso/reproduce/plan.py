@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alasso.bench import divergence
 from alasso.bench.config import RunConfig
 from alasso.bench.results import result_path
 from alasso.bench.waypoints import carriers
@@ -54,7 +55,8 @@ class Plan:
 
     ``runs``: how many are trained in parts; ``on_the_way``: how many more are passed through by these;
     ``nothing_to_train``: by title, runs that are there already and belong to no part; ``again``: stacks that missing
-    runs were in before, and come back from as they were.
+    runs were in before, and come back from as they were; ``diverged``: runs that came to no end before, and are not
+    tried again.
     """
 
     parts: tuple[Part, ...]
@@ -62,6 +64,7 @@ class Plan:
     present: int
     nothing_to_train: Mapping[str, int] = field(default_factory=dict)
     again: tuple[LostStack, ...] = ()
+    diverged: tuple[RunConfig, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -109,7 +112,9 @@ def make_plan(
     ``lost``: the stacks that some of the missing runs were in before.
     """
     wanted = runs_of(experiments, seeds)
-    missing = [config for config in wanted.values() if not result_path(config, out).exists()]
+    without = [config for config in wanted.values() if not result_path(config, out).exists()]
+    diverged = [config for config in without if divergence.note_path(config, out).exists()]
+    missing = [config for config in without if config not in diverged]
     present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
     again = tuple(lost(missing))
     back = {config.name for stack in again for config in stack.lost}
@@ -121,6 +126,7 @@ def make_plan(
         present=present.total(),
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
         again=again,
+        diverged=tuple(diverged),
     )
 
 

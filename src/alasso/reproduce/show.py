@@ -25,6 +25,7 @@ from alasso.reproduce.claims import (
     tally,
 )
 from alasso.reproduce.computations import Finding
+from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import Plan, part_title
 from alasso.reproduce.timing import Estimate, human
@@ -213,6 +214,17 @@ def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
         shown_runs = [*list(runs)[:most], *(["…"] if len(runs) > most else [])]
         lines.append(f"not run in {name}: {', '.join(shown_runs)}")
     return lines
+
+
+def diverged_lines(evidence: Evidence, experiments: Sequence[Experiment]) -> list[str]:
+    """Runs that came to no end, each once: where some seeds of a run did, its mean is of the others."""
+    found: dict[str, str] = {}
+    for one in experiments:
+        for run in one.runs:
+            reference = f"{one.id}/{run}"
+            if said := evidence.how_it_diverged(reference):
+                found.setdefault(evidence.config_hash(reference), f"{reference} {said}")
+    return list(found.values())
 
 
 def not_computable_lines(judged: Sequence[Judged]) -> list[str]:
