@@ -693,6 +693,16 @@ def test_the_others_of_a_stack_go_on_as_a_stack_from_where_they_stand(when, stac
         assert [len(row) for row in result.accuracy] == [1, 2, 3]
 
 
+def test_runs_of_a_sweep_over_many_settings_are_named_by_those_that_are_not_as_usual():
+    usual, other = small(), small(xi=0.5)
+    few = [usual, other, small("si")]
+    many = [*few, small(a=3.0, hidden=9), small(epochs=7)]
+    named = [[naming.label(config, naming.varying_settings(configs)) for config in configs] for configs in (few, many)]
+    assert named[0] == ["alasso xi=0.01, seed 0", "alasso xi=0.5, seed 0", "si xi=0.01, seed 0"]
+    assert named[1][:2] == ["alasso epochs=2 hidden=16, seed 0", "alasso xi=0.5 epochs=2 hidden=16, seed 0"]
+    assert len(set(named[1])) == len(many)
+
+
 def test_a_shorter_run_that_was_not_reached_diverged_too_and_notes_go_when_results_come(tmp_path, monkeypatch):
     shortest, shorter, longer = (small(seed=1, tasks=tasks) for tasks in (1, 2, 3))
     options = runs.Options(tmp_path, device="cpu", quiet=True)

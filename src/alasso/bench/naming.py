@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from alasso.bench.config import RunConfig
+from alasso.errors import AlassoError
+
+
+MOST_NAMED = 2  # settings that a sweep's runs are named by, be they as usual or not; of more, those that are not
 
 
 def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
@@ -15,7 +19,20 @@ def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
 
 def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
     known = {**config.values(), **config.settings}
-    return [f"{name}={known[name]}" for name in varying if name in known]
+    named = [name for name in varying if name in known]
+    if len(varying) > MOST_NAMED:
+        usual = usual_values(config)
+        named = [name for name in named if name not in usual or usual[name] != known[name]]
+    return [f"{name}={known[name]}" for name in named]
+
+
+def usual_values(config: RunConfig) -> dict[str, Any]:
+    """Fields and settings that the benchmark has for the method; none where that is not known."""
+    try:
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path)
+    except AlassoError:  # a benchmark or a method of one's own, or one that goes with another network alone
+        return {}
+    return {**usual.values(), **usual.settings}
 
 
 def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
