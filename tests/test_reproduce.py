@@ -1183,12 +1183,12 @@ def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(folder
     for again in (words, [*words, "--plan"]):
         code, output, _ = command(again, monkeypatch, capsys, width=300)
         assert code == 0 and "Nothing to run: all 6 results are in" in output
-        said = "not counting 2 runs that diverged, which are not tried again (delete *.diverged.json to try them)"
+        said = "not counting 2 runs that diverged, which are not tried again (delete *.diverged to try them)"
         assert said in output
-    (note, _) = sorted(out.glob("*.diverged.json"))
+    (note, _) = sorted(out.glob("*.diverged"))
     note.unlink()
     code, output, _ = command([*words, "--plan"], monkeypatch, capsys, width=300)
-    (left,) = out.glob("*.diverged.json")
+    (left,) = out.glob("*.diverged")
     assert "To do: 1 run; 6 already" in output
     assert f"not counting 1 run that diverged, which is not tried again (delete {left.name} to try it)" in output
     left.write_text("{}")

@@ -612,7 +612,7 @@ def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes
     said = method + r" learning_rate=1e\+38, seed 0: .*diverged.* smaller learning rate .*; the other runs are finished"
     with pytest.raises(DivergedError, match=said):
         runs.carry_out(configs, options, Console())
-    assert {path.name for path in tmp_path.iterdir()} == {f"{configs[0].name}.diverged.json", f"{configs[1].name}.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{configs[0].name}.diverged", f"{configs[1].name}.json"}
     note = divergence.read(divergence.note_path(configs[0], tmp_path))
     assert (note.config, note.task) == (configs[0], 1) and "diverged" in note.why
 
@@ -710,7 +710,7 @@ def test_a_shorter_run_that_was_not_reached_diverged_too_and_notes_go_when_resul
         diverging(patched, {1: 1})
         with pytest.raises(DivergedError):
             runs.carry_out([shortest, shorter, longer], options, Console())
-    notes = [divergence.read(path) for path in sorted(tmp_path.glob("*.diverged.json"))]
+    notes = [divergence.read(path) for path in sorted(tmp_path.glob("*.diverged"))]
     assert {(note.config.name, note.task) for note in notes} == {(shorter.name, 2), (longer.name, 2)}
     assert results.result_path(shortest, tmp_path).exists()
     runs.carry_out([shorter, longer], options, Console())
@@ -719,9 +719,9 @@ def test_a_shorter_run_that_was_not_reached_diverged_too_and_notes_go_when_resul
 
 @pytest.mark.parametrize("content", ["", "{}", '{"config": {}, "task": 1, "why": "x"}'])
 def test_what_is_no_note_of_a_run_that_diverged_is_said_to_be_none(content, tmp_path):
-    path = tmp_path / "x.diverged.json"
+    path = tmp_path / "x.diverged"
     path.write_text(content)
-    with pytest.raises(AlassoError, match=r"x.diverged.json is no note of a run that diverged; delete it"):
+    with pytest.raises(AlassoError, match=r"x.diverged is no note of a run that diverged; delete it"):
         divergence.read(path)
 
 

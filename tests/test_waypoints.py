@@ -233,7 +233,7 @@ def test_a_longer_run_that_diverges_before_its_waypoint_loses_both_and_no_other(
     with pytest.raises(DivergedError) as caught:
         carried_out([*lost, *kept], tmp_path, lanes=count)
     assert all(f"tasks={tasks}" in str(caught.value) for tasks in (SHORT, LONG))
-    notes = {f"{config.name}.diverged.json" for config in lost}
+    notes = {f"{config.name}.diverged" for config in lost}
     assert {path.name for path in tmp_path.iterdir()} == {f"{config.name}.json" for config in kept} | notes
 
 
@@ -249,7 +249,7 @@ def test_a_run_that_diverges_where_a_shorter_one_ends_leaves_neither(tmp_path, m
     monkeypatch.setattr(learners.Learner, "end_task", diverges)
     with pytest.raises(DivergedError, match=rf"tasks={LONG}, seed 0; .*tasks={SHORT}, seed 0: the training diverged"):
         carried_out([short, long], tmp_path)
-    notes = {f"{config.name}.diverged.json" for config in (short, long)}
+    notes = {f"{config.name}.diverged" for config in (short, long)}
     assert {path.name for path in tmp_path.iterdir()} == notes
 
 

@@ -12,7 +12,7 @@ from alasso.bench.atomic import write_whole
 from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
 
-SUFFIX = ".diverged.json"
+SUFFIX = ".diverged"  # JSON, too; but who reads all *.json of a folder wants results
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
 
-
 MOST_NAMED = 2  # settings that a sweep's runs are named by, be they as usual or not; of more, those that are not
 
 

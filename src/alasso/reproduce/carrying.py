@@ -108,8 +108,7 @@ def tidy(out: Path) -> None:
     for aside in out.glob(".again-*"):
         if is_anothers(aside):
             continue
-        kept = [path for path in aside.iterdir() if not path.name.endswith(divergence.SUFFIX)]
-        names = [path.stem for path in kept if path.suffix in (".json", ".checkpoint")]
+        names = [path.stem for path in aside.iterdir() if path.suffix in (".json", ".checkpoint")]
         if all((out / f"{name}.json").exists() for name in names):
             shutil.rmtree(aside)
 
