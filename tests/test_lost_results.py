@@ -268,6 +268,21 @@ def test_a_run_that_diverged_is_not_lost_but_has_its_place_in_the_stack_again(
     assert trained.count((result_of("long", "si", 1).stem, task)) >= 1
 
 
+def test_a_lost_run_that_diverges_this_time_is_noted_and_not_tried_again(
+    reproduce, result_of, monkeypatch, trained, tmp_path
+):
+    """As it may where anything else has changed."""
+    reproduce("--only", "long", "--quiet")
+    gone = result_of("long", "si", 1)
+    lose([gone])
+    diverge("si", 1, 1, monkeypatch)
+    assert "the training diverged" in reproduce("--only", "long").replace("\n", " ")
+    assert not gone.exists() and gone.with_suffix(".diverged").exists()
+    trained.clear()
+    reproduce("--only", "long", "--quiet")
+    assert not trained and not list((tmp_path / "out").glob(".again-*"))
+
+
 def test_runs_that_were_begun_are_gone_on_with_and_not_taken_for_lost(
     reproduce, result_of, tmp_path, monkeypatch, trained
 ):

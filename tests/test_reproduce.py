@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from alasso import AlassoError, cli
-from alasso.bench import divergence, metrics, results
+from alasso.bench import divergence, learners, metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
@@ -617,9 +617,11 @@ def test_runs_on_the_way_of_longer_ones_go_with_them_and_take_no_steps(two_lengt
 def test_the_papers_runs_of_30_tasks_go_with_those_of_100(tmp_path):
     found = read_experiments()
     both = make_plan([found[name] for name in ("mnist-30", "mnist-100", "a-30", "a-100")], None, tmp_path)
-    parts = {part.tasks: part for part in both.parts}
-    assert {config.method for config in parts[30].configs} == {"imm-mean"}  # not among the runs of 100
-    assert len(parts[100].trained) == len(parts[100].on_the_way) == 3 * (13 + 5)
+    parts = {part.title.removeprefix("permuted-mnist, "): part for part in both.parts}
+    assert sorted(parts) == ["100 tasks", "100 tasks, VCL", "30 tasks"]
+    assert {config.method for config in parts["30 tasks"].configs} == {"imm-mean"}  # not among the runs of 100
+    assert len(parts["100 tasks"].trained) == len(parts["100 tasks"].on_the_way) == 3 * (12 + 5)
+    assert {config.method for config in parts["100 tasks, VCL"].configs} == {"vcl"}
 
 
 def test_only_and_skip():
@@ -704,6 +706,15 @@ def test_steps_and_answers_can_be_measured(method):
     assert 0 < timing.seconds_of_an_answer(config, "cpu") < 1
 
 
+def test_an_answer_is_measured_after_the_first_one_and_for_one_example(monkeypatch):
+    moments, asked = iter([0.0, 9.0, 9.0, 9.3, 9.3, 9.5, 9.5, 9.9]), []
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(learners.Learner, "accuracies_on", lambda learner, tasks: asked.append(len(tasks[0].test)))
+    config = experiment(fields={**SMALL, "batch_size": 16}).config("si")
+    assert timing.seconds_of_an_answer(config, "cpu") == pytest.approx(0.3 / 16)
+    assert asked == [16] * 4
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -751,6 +762,39 @@ def test_vcl_is_not_taken_to_be_as_fast_as_the_others(tmp_path):
     known = [result(one.config("si", 5), 0.5)]  # 10 seconds on the abacus
     found = timing.estimate(make_plan([one], None, tmp_path), known, tmp_path, "abacus", lambda _: timing.Pace(1, 0))
     assert found.sources == {timing.EARLIER: 0, timing.RESULTS: 2, timing.MEASURED: 2}
+
+
+def test_nor_by_what_a_part_of_the_others_took(tmp_path):
+    one = experiment(runs={"si": {}, "ewc": {}, "vcl": {}, "vcl-coreset": {}}, seeds=1)
+    planned = make_plan([one], None, tmp_path)
+    assert [part.title.partition("tasks")[2] for part in planned.parts] == ["", ", VCL", ", VCL with coresets"]
+    timing.note_part(tmp_path, planned.parts[0].title, "abacus", planned.parts[0].trained, 7.0)
+    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: timing.Pace(1, 0))
+    assert found.sources == {timing.EARLIER: 2, timing.RESULTS: 0, timing.MEASURED: 2}
+    assert found.parts[planned.parts[0].title] == pytest.approx(7.0)
+
+
+def test_times_of_parts_that_were_not_clocked_are_those_of_their_result_files(tmp_path):
+    one = experiment(runs={"si": {}, "vcl": {}}, seeds=2)
+    known = Evidence({"x": one}, [result(one.config(run, 0), 0.5) for run in one.runs], tmp_path)  # 10 seconds each
+    clocked, beside = whole_parts([one])
+    timing.note_part(tmp_path, clocked.title, "abacus", clocked.trained, 60.0)
+    *_, first, second, last = Document(known, [], out=tmp_path).times().splitlines()
+    assert first == f"| {clocked.title} | abacus | 2 | 60 s | 30.0 | 2 | 60 s | 30 s |"
+    assert second == f"| {beside.title} (by result files) | abacus | 1 | 10 s | 10.0 | 2 | 20 s | 10 s |"
+    assert last == "| of these, all |  |  | 70 s |  |  | 80 s | 40 s |"
+
+
+def test_the_time_of_runs_that_diverged_is_counted_with_the_steps_they_made(tmp_path):
+    one = experiment(runs={"si": {}}, seeds=2)
+    (part,) = whole_parts([one])
+    ended, diverged = part.trained
+    results.write(result(ended, 0.5), tmp_path)
+    divergence.write(divergence.Divergence(diverged, 1, "it grew"), {}, tmp_path)
+    with carrying.timed(part, "abacus", tmp_path):
+        pass
+    (row,) = timing.read_parts(tmp_path)
+    assert (row.runs, row.steps) == (1, counting.steps_of(ended) * 4 // 3)
 
 
 def test_runs_are_gone_on_with_and_stacked_as_the_device_takes_them(tmp_path):
@@ -1183,14 +1227,18 @@ def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(folder
     for again in (words, [*words, "--plan"]):
         code, output, _ = command(again, monkeypatch, capsys, width=300)
         assert code == 0 and "Nothing to run: all 6 results are in" in output
-        said = "not counting 2 runs that diverged, which are not tried again (delete *.diverged to try them)"
+        said = (
+            "not counting 2 runs that diverged, which are not tried again until their notes, NAME.diverged, are deleted"
+        )
         assert said in output
     (note, _) = sorted(out.glob("*.diverged"))
     note.unlink()
     code, output, _ = command([*words, "--plan"], monkeypatch, capsys, width=300)
     (left,) = out.glob("*.diverged")
     assert "To do: 1 run; 6 already" in output
-    assert f"not counting 1 run that diverged, which is not tried again (delete {left.name} to try it)" in output
+    assert (
+        f"not counting 1 run that diverged, which is not tried again until its note, {left.name}, is deleted" in output
+    )
     left.write_text("{}")
     code, _, errors = command(words, monkeypatch, capsys, width=300)
     assert code == 2 and "is no note of a run that diverged; delete it" in errors
@@ -1202,8 +1250,8 @@ def test_machines_are_named_once_with_their_commits():
     newer = replace(result(experiment().config("ewc", 1), 0.8), environment={**one.environment, "commit": "f" * 40})
     known = Evidence({"x": experiment()}, [one, two, other, newer])
     assert Document(known, []).machines() == (
-        "abacus, torch 2: 3 results, by commit 2 of 01234567, 1 of ffffffff; "
-        "loom, torch 3: 1 result, by commit 1 of unknown"
+        "abacus, torch 2: 3 results, by commit: 01234567 (2), ffffffff (1); "
+        "loom, torch 3: 1 result, by commit: unknown (1)"
     )
 
 
@@ -1212,9 +1260,38 @@ def test_of_a_run_some_of_whose_seeds_diverged_the_mean_says_so(folder, tmp_path
     first, second = (work.experiments["small"].config("si", seed) for seed in (0, 1))
     results.write(result(first, 0.8), tmp_path)
     divergence.write(divergence.Divergence(second, 2, "it grew"), {}, tmp_path)
-    document = Document(work.evidence(), [])
+    document = Document(work.evidence(), work.judged())
     assert document.fill("{{mean small/si}}").endswith(" (1); diverged: seed 1 in task 2")
     assert document.fill("{{table small}}").splitlines()[3].endswith("| 1; diverged: seed 1 in task 2 |")
+    assert document.fill("{{difference small/alasso small/si}}") == "small/si diverged: seed 1 in task 2"
+
+    results.write(result(work.experiments["small"].config("alasso", 0), 0.9), tmp_path)
+    gap, _ = work.judged()
+    assert gap.verdict == HOLDS and show.shown_of(gap) == "0.100 (1) †"
+    text = Document(work.evidence(), [gap]).fill("{{verdicts}}")
+    assert "| 0.100 (1) † |" in text
+    assert text.endswith("† small/si diverged: seed 1 in task 2. What is found is of the other seeds.")
+
+
+def test_a_claim_on_runs_that_all_diverged_waits_for_nothing(folder, tmp_path):
+    work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
+    divergence.write(divergence.Divergence(work.experiments["small"].config("si", 0), 2, "it grew"), {}, tmp_path)
+    gap, _ = work.judged()
+    assert gap.verdict == NOT_COMPUTABLE and not gap.missing
+    (line,) = show.not_computable_lines([gap])
+    assert line == "not computable: ALASSO is above SI (small/si diverged: seed 0 in task 2)"
+
+
+def test_notes_beside_results_and_of_other_studies_say_nothing(folder, tmp_path):
+    """A run may have diverged at one time and come to an end at another; what else lies there is not even read."""
+    work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
+    config = work.experiments["small"].config("si", 0)
+    results.write(result(config, 0.8), tmp_path)
+    divergence.write(divergence.Divergence(config, 2, "it grew"), {}, tmp_path)
+    for name in ("permuted-digits_si_0123456789_s0", "notes"):
+        (tmp_path / f"{name}.diverged").write_text("what a later version writes")
+    assert not work.evidence().ended_early
+    assert config.name not in {one.name for one in work.plan("cpu").diverged}
 
 
 def test_a_polite_kill_stops_like_ctrl_c(folder, tmp_path, monkeypatch, capsys):

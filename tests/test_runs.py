@@ -712,6 +712,8 @@ def test_a_shorter_run_that_was_not_reached_diverged_too_and_notes_go_when_resul
             runs.carry_out([shortest, shorter, longer], options, Console())
     notes = [divergence.read(path) for path in sorted(tmp_path.glob("*.diverged"))]
     assert {(note.config.name, note.task) for note in notes} == {(shorter.name, 2), (longer.name, 2)}
+    said = [json.loads(path.read_text())["environment"] for path in tmp_path.glob("*.diverged")]
+    assert all(one["stack"] == [longer.name] and one["lanes"] == 1 and one["torch"] for one in said)
     assert results.result_path(shortest, tmp_path).exists()
     runs.carry_out([shorter, longer], options, Console())
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{c.name}.json" for c in (shortest, shorter, longer))

@@ -3,13 +3,14 @@
 import gc
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import alasso.optim
-from alasso import ALASSO, EWC, MAS, SI
+from alasso import ALASSO, EWC, IMM, MAS, SI
 
 from helpers import mlp, run, step, toy_tasks
 
@@ -256,7 +257,9 @@ def after_a_task(make=SI, optimizer=torch.optim.SGD):
     return model, optimizer, reg
 
 
-NOBODY_TRAINS = r"replaced in the model since attach\(\), and trained by no optimizer: 2\.weight, 2\.bias; "
+NOBODY_TRAINS = (
+    r"replaced in the model since attach\(\), and held by no optimizer that was seen to step: 2\.weight, 2\.bias; "
+)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, alasso.optim.SGD])
@@ -273,15 +276,17 @@ def test_a_head_that_was_replaced_and_is_in_no_optimizer_is_said_once(make, opti
     reg.consolidate(BATCHES)  # a second warning would be an error
 
 
-def test_a_head_that_was_replaced_within_the_first_task_is_said():
+@pytest.mark.parametrize("make", [SI, EWC, partial(IMM, merge="mode")])
+def test_a_head_that_was_replaced_within_the_first_task_is_said(make):
     torch.manual_seed(0)
     model = mlp(6, 5, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reg = SI(model).attach(optimizer)
+    reg = make(model).attach(optimizer)
     model[2] = nn.Linear(5, 4)
     run(model, optimizer, BATCHES)
-    with pytest.warns(UserWarning, match=NOBODY_TRAINS):
-        reg.consolidate()
+    with pytest.warns(UserWarning, match=NOBODY_TRAINS) as caught:
+        reg.consolidate(BATCHES)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def with_a_new_optimizer(model, optimizer, reg):
@@ -323,9 +328,16 @@ def only_for_a_while(model, optimizer, reg):
     run(model, optimizer, BATCHES)
 
 
-def detached(model, optimizer, reg):
-    run(model, optimizer, BATCHES)
+def trained_before_by_another_that_was_attached(model, optimizer, reg):
+    earlier = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    reg.attach(earlier)
+    run(model, earlier, BATCHES)
     reg.detach()
+    head = model[2]
+    model[2] = reg.old_head
+    reg.attach(optimizer)
+    run(model, optimizer, BATCHES)
+    model[2] = head
 
 
 @pytest.mark.parametrize("make", [SI, EWC])
@@ -339,7 +351,7 @@ def detached(model, optimizer, reg):
         with_an_optimizer_of_its_own_that_is_gone_again,
         frozen,
         only_for_a_while,
-        detached,
+        trained_before_by_another_that_was_attached,
     ],
 )
 def test_a_head_that_was_replaced_with_a_purpose_is_not(go_on, make):
@@ -349,6 +361,25 @@ def test_a_head_that_was_replaced_with_a_purpose_is_not(go_on, make):
     go_on(model, optimizer, reg)
     reg.consolidate(BATCHES)
     assert reg.tasks == 2
+
+
+def test_a_head_that_is_in_no_optimizer_any_more_is_not_kept_alive():
+    torch.manual_seed(0)
+    model = mlp(6, 5, 4)
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
+    reg = SI(model).attach(optimizer)
+    run(model, optimizer, BATCHES)
+    reg.consolidate()
+    old = weakref.ref(model[2].weight)
+    optimizer.param_groups.pop()
+    model[2] = nn.Sequential(nn.Linear(5, 4))  # by other names
+    optimizer.add_param_group({"params": model[2].parameters()})
+    reg.attach(optimizer)
+    run(model, optimizer, BATCHES)
+    reg.consolidate()
+    optimizer.state.clear()
+    gc.collect()
+    assert old() is None
 
 
 def test_a_parameter_that_was_in_no_optimizer_from_the_beginning_is_not():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from alasso.engines import engine_for
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import add_to_path_
 from alasso.sharding import local
+from alasso.unseen import note_held
 
 if TYPE_CHECKING:
     from alasso.shell import Regularizer
@@ -68,7 +70,7 @@ class Exchange:
         self.regularizer = regularizer
         self.optimizer = optimizer
         self._open: list[OpenStep] = []
-        self._held: dict[str, nn.Parameter] = {}  # what the optimizer had under these names when that was last noted
+        self._held: dict[str, ref[nn.Parameter]] = {}  # what the optimizer had under these names when last noted
         self._foreign: set[int] = set()
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
 
@@ -211,16 +213,18 @@ class Exchange:
             yield from group["params"]
 
     def note_held(self) -> None:
+        note_held(self.regularizer, self.parameters())
         for parameter in self.parameters():
             if (name := self.regularizer.name_of(parameter)) is not None:
-                self._held[name] = parameter
+                self._held[name] = ref(parameter)
 
     def take_replaced(self) -> set[str]:
         """Names under which the model has other parameters now than those that the optimizer still holds; said once."""
         in_optimizer = {id(p) for p in self.parameters()}
         in_model = {id(p) for p in self.regularizer.model.parameters()}
-        gone = {name for name, p in self._held.items() if id(p) in in_optimizer - in_model}
-        self._held = {name: p for name, p in self._held.items() if name not in gone}
+        held = {name: p for name, reference in self._held.items() if (p := reference()) is not None}
+        gone = {name for name, p in held.items() if id(p) in in_optimizer - in_model}
+        self._held = {name: ref(p) for name, p in held.items() if name not in gone}
         return gone
 
     def name_of(self, parameter: nn.Parameter) -> str | None:

@@ -251,7 +251,7 @@ class IMM(_FromFisher):
 
     def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
         """End of a task: merge its weights with the past's and put the result into the model."""
-        self.refresh()
+        self._look_again(stacklevel=2)
         self._check_weights()
         measured: dict[str, Tensor] = {}
         if self.surrogate.merge == "mode":

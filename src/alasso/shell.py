@@ -86,8 +86,7 @@ class Regularizer:
             self._attachments.append(attached(self, optimizer))
         for attachment in self._attachments:
             attachment.note_held()
-        if self.surrogate.observes_path:
-            count_unseen_steps(self)
+        count_unseen_steps(self)
         return self
 
     def detach(self) -> None:

@@ -1,8 +1,8 @@
 """Steps that a regularizer does not see: those of optimizers that train its model and that it is not attached to.
 
 Torch runs global hooks around every step of every optimizer. They count, and change nothing; weights that are set by
-other means (clipped, averaged, restored) are no steps and do not count. What no optimizer trains, neither an attached
-one nor any that was seen to step, is found by the same means.
+other means (clipped, averaged, restored) are no steps and do not count. What no optimizer holds, neither one that was
+attached nor any that was seen to step, is found by the same means.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -26,8 +27,8 @@ _watched: list[ReferenceType[Regularizer]] = []  # a WeakSet takes longer to go 
 _begun: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, tuple[int, int]]] = WeakKeyDictionary()
 #: Optimizers of other models → how many parameters each had when none was the regularizer's.
 _foreign: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, int]] = WeakKeyDictionary()
-#: Where parameters lay that optimizers which are not attached hold; one that took the place of another counts as held.
-_held_elsewhere: WeakKeyDictionary[Regularizer, set[int]] = WeakKeyDictionary()
+#: Parameters that were in an attached optimizer, or in one that was seen to step, by where they lie.
+_held: WeakKeyDictionary[Regularizer, dict[int, ReferenceType[Tensor]]] = WeakKeyDictionary()
 _hooks: list[Any] = []
 
 
@@ -43,26 +44,40 @@ def _is_watched(regularizer: Regularizer) -> bool:
     return any(watched() is regularizer for watched in _watched)
 
 
+def note_held(regularizer: Regularizer, parameters: Iterable[Tensor]) -> None:
+    """Of an optimizer that is attached, or steps: what it holds is not left untrained."""
+    known = _held.setdefault(regularizer, {})
+    new = [p for p in parameters if not was_held(regularizer, p)]
+    if new:
+        for gone in [place for place, reference in known.items() if reference() is None]:
+            del known[gone]
+        known.update({id(p): ref(p) for p in new})
+
+
+def was_held(regularizer: Regularizer, parameter: Tensor) -> bool:
+    reference = _held.get(regularizer, {}).get(id(parameter))
+    return reference is not None and reference() is parameter  # and not one that came to lie where it was
+
+
 def warn_of_replaced(regularizer: Regularizer, attachments: Iterable[Exchange], stacklevel: int) -> None:
     """Warn of parameters, of a new head say, that nobody trains: the attached optimizers hold those from before.
 
     Only of such: a parameter that is in no optimizer and never was may be meant to stay as it is.
     """
-    attachments = list(attachments)
-    replaced = {name for attachment in attachments for name in attachment.take_replaced()}
-    if not replaced or not _is_watched(regularizer):  # nobody knows what other optimizers did meanwhile
-        return
-    held = {id(p) for attachment in attachments for p in attachment.parameters()}
-    held |= _held_elsewhere.get(regularizer, set())
+    replaced: set[str] = set()
+    for attachment in attachments:
+        note_held(regularizer, attachment.parameters())  # which may have grown
+        replaced |= attachment.take_replaced()
     names = [
         name
         for name, parameter in regularizer.protected()
-        if name in replaced and parameter.requires_grad and id(parameter) not in held
+        if name in replaced and parameter.requires_grad and not was_held(regularizer, parameter)
     ]
     if names:
         warnings.warn(
-            f"replaced in the model since attach(), and trained by no optimizer: {', '.join(names)}; the attached one "
-            "still holds what was there before. Make a new optimizer, and attach() it",
+            "replaced in the model since attach(), and held by no optimizer that was seen to step: "
+            f"{', '.join(names)}; the attached one still holds what was there before. Make a new optimizer, and "
+            "attach() it",
             stacklevel=stacklevel + 1,
         )
 
@@ -92,8 +107,9 @@ def _moves(optimizer: Optimizer, regularizer: Regularizer) -> bool:
     foreign_to = _foreign.setdefault(optimizer, WeakKeyDictionary())
     if foreign_to.get(regularizer) == count:
         return False
-    _held_elsewhere.setdefault(regularizer, set()).update(id(p) for group in groups for p in group["params"])
-    own = [p for group in groups for p in group["params"] if regularizer.name_of(p) is not None]
+    held = [p for group in groups for p in group["params"]]
+    note_held(regularizer, held)
+    own = [p for p in held if regularizer.name_of(p) is not None]
     if not own:
         foreign_to[regularizer] = count
     return any(p.grad is not None for p in own)

@@ -161,7 +161,7 @@ class _Sweep:
             finished = [config for config in group if self.written(config) != before[config.name]]
             self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
             for note in error.lost:
-                self.give_up(note)
+                self.give_up(note, group)
             gone = [*finished, *(note.config for note in error.lost)]
             if left := [config for config in group if config not in gone]:
                 self.waiting.appendleft((left, True))
@@ -196,16 +196,19 @@ class _Sweep:
         path = results.result_path(config, self.options.out)
         return path.stat().st_mtime_ns if path.exists() else None
 
-    def give_up(self, note: Divergence) -> None:
-        """A run that diverged, and the shorter ones that it did not reach."""
+    def give_up(self, note: Divergence, group: Sequence[RunConfig]) -> None:
+        """A run of a stack that diverged, and the shorter ones that it did not reach."""
         from alasso.bench.train import torch_device
 
         results.checkpoint_path(note.config, self.options.out).unlink(missing_ok=True)  # it leads nowhere
         missed = self.take_in_waypoints(note.config)
-        here = results.environment(str(torch_device(self.options.device)))
-        for config in (note.config, *missed):
-            divergence.write(replace(note, config=config), here, self.options.out)
+        not_reached = [config for config in missed if note.task <= (config.tasks or note.task)]
+        beside = {"lanes": len(group), "stack": [config.name for config in group]}
+        environment = {**results.environment(str(torch_device(self.options.device))), **beside}
+        for config in (note.config, *not_reached):
+            divergence.write(replace(note, config=config), environment, self.options.out)
             self.lost.setdefault(note.why, []).append(label(config, self.varying))
+        self.line_up([config for config in missed if config not in not_reached])  # as in take_in
 
     def take_in_waypoints(self, config: RunConfig) -> list[RunConfig]:
         """Results that were written on the way of a run; returns the shorter runs that have none."""

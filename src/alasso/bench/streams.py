@@ -255,13 +255,15 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
 def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]], heads: str) -> None:
     """Test labels that the network cannot know would only lower the accuracy, without a word.
 
-    Where tasks share a head, a task may be tested on classes that another one trains; but not on such alone.
+    Where tasks share a head, a task may be tested on classes that another one trains; but not on such alone as only
+    later ones do.
     """
     trained, tested = ([set(pair[half][1].unique().tolist()) for pair in halves] for half in (0, 1))
     anywhere = set[int]().union(*trained)
     what_to_do = "number classes alike in train and test, or leave these examples out"
     for t, (own, asked) in enumerate(zip(trained, tested, strict=True)):
-        if asked - own and (heads == "own" or not asked & own):
+        so_far = set[int]().union(*trained[: t + 1])
+        if asked - own and (heads == "own" or not asked & so_far):
             said = f"labels {_listed(asked - own)}, and trained on {_listed(own)}"
         elif asked - anywhere:
             said = f"labels {_listed(asked - anywhere)}, on which no task is trained"

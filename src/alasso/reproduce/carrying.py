@@ -78,6 +78,9 @@ def train_again(stack: LostStack, options: runs.Options, console: Console, say: 
         made, place = (result_path(config, folder) for folder in (aside, options.out))
         if made.exists() and not place.exists():
             made.replace(place)
+    for config in stack.lost:
+        if (note := divergence.note_path(config, aside)).exists():
+            note.replace(divergence.note_path(config, options.out))
     shutil.rmtree(aside)
 
 
@@ -134,8 +137,8 @@ def came_to_no_end(plan: Plan) -> str:
     if not plan.diverged:
         return ""
     count = len(plan.diverged)
-    file = f"{plan.diverged[0].name if count == 1 else '*'}{divergence.SUFFIX}"
-    advice = f"not tried again (delete {file} to try {'it' if count == 1 else 'them'})"
+    notes = f"note, {plan.diverged[0].name}{divergence.SUFFIX}," if count == 1 else f"notes, NAME{divergence.SUFFIX},"
+    advice = f"not tried again until {'its' if count == 1 else 'their'} {notes} {'is' if count == 1 else 'are'} deleted"
     return f"; not counting {count_of(count, 'run')} that diverged, which {'is' if count == 1 else 'are'} {advice}"
 
 
@@ -155,8 +158,13 @@ def timed(part: Part, device: str, out: Path) -> Iterator[None]:
         yield
     finally:
         trained = [config for config in part.trained if result_path(config, out).exists()]
+        ended_early = [
+            dataclasses.replace(config, tasks=divergence.read(note).task)
+            for config in part.trained
+            if (note := divergence.note_path(config, out)).exists()
+        ]
         if out.is_dir():  # a part that was stopped before any of its runs ended took time, too
-            timing.note_part(out, part.title, device, trained, time.monotonic() - began)
+            timing.note_part(out, part.title, device, trained, time.monotonic() - began, ended_early)
 
 
 def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:

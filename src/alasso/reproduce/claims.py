@@ -98,14 +98,18 @@ class Judged:
     finding: Finding | None = None
     missing: list[str] = field(default_factory=list)
     edition: str = ""  # of the data, where it is not the published one
+    diverged: str = ""  # which of its runs came to no end: what is found is of the others
 
 
 def judge(claim: Claim, evidence: Evidence) -> Judged:
     try:
         finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
     except NotRun as not_run:
+        if without := evidence.divergences(not_run.missing):  # which no run will change
+            return Judged(claim, NOT_COMPUTABLE, diverged=without)
         return Judged(claim, NOT_RUN, None, not_run.missing)
-    return Judged(claim, verdict_on(claim, finding), finding, edition=evidence.edition(claim.references))
+    edition, diverged = evidence.edition(claim.references), evidence.divergences(claim.references)
+    return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)
 
 
 def verdict_on(claim: Claim, finding: Finding) -> str:

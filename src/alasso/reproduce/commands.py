@@ -121,11 +121,13 @@ def estimated(estimate: Estimate) -> str:
 def nothing_to_run(planned: Plan, work: Study) -> str:
     from alasso.reproduce import carrying
 
-    return f"Nothing to run: {there(planned.present)} in {work.places.out}{carrying.came_to_no_end(planned)}."
+    return f"Nothing to run: {there(planned)} in {work.places.out}{carrying.came_to_no_end(planned)}."
 
 
-def there(count: int) -> str:
-    return "the 1 result is" if count == 1 else f"all {count} results are" if count else "what there is to measure is"
+def there(planned: Plan) -> str:
+    if planned.present:
+        return "the 1 result is" if planned.present == 1 else f"all {planned.present} results are"
+    return "no result is" if planned.diverged else "what there is to measure is"
 
 
 def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:
@@ -163,9 +165,10 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
         console.print(show.verdict_table(about, quick=work.quick, width=console.width, words=work.words))
     if not work.quick or not about:
         say(show.tally_sentence(about))
+    for line in show.diverged_lines(evidence, work.chosen):
+        say(line)
     if not quiet:
-        diverged = show.diverged_lines(evidence, work.chosen)
-        for line in (*show.not_computable_lines(about), *show.missing_lines(about), *diverged):
+        for line in (*show.not_computable_lines(about), *show.missing_lines(about)):
             say(line)
     write(work, judged, evidence, with_page=with_page)
 

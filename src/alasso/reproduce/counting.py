@@ -55,6 +55,13 @@ def is_variational(config: RunConfig) -> bool:
     return config.method.startswith("vcl")
 
 
+def slow_kind(config: RunConfig) -> str:
+    """Methods of a kind take about as long a step; these, several times as long as the others, of which it is empty."""
+    if not is_variational(config):
+        return ""
+    return "VCL with coresets" if coreset_steps(config) else "VCL"
+
+
 def answers_of(config: RunConfig) -> int:
     """Test examples answered: of each task before all training, before its own, and after it and each that follows."""
     sizes = task_sizes(config, TESTED[config.benchmark])

@@ -22,9 +22,10 @@ from alasso.report.groups import Group
 from alasso.reproduce import show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
 from alasso.reproduce.computations import Finding, difference, mean
+from alasso.reproduce.counting import EXAMPLES, steps_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import Experiment
-from alasso.reproduce.plan import whole_parts
+from alasso.reproduce.plan import part_title, whole_parts
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -108,10 +109,12 @@ class Document:
             for one in claims:
                 verdict = show.QUICK_WORDS[one.verdict] if self.quick else one.verdict
                 verdict = f"**{verdict}**" if one.verdict == DOES_NOT_HOLD else verdict
-                ours = show.shown(one.finding) if one.finding else "–"
+                ours = show.shown_of(one)
                 claim = one.claim
                 rows.append([claim.says, claim.where, show.shown_paper(claim), ours, claim.bar(), verdict])
-        return markdown_table(rows, right=(2, 3, 4))
+        some = {one.diverged: None for one in self.judged if one.diverged}
+        notes = ["", *(f"† {diverged}. What is found is of the other seeds." for diverged in some)] if some else []
+        return "\n".join([markdown_table(rows, right=(2, 3, 4)), *notes])
 
     def not_holding(self) -> str:
         """Every claim that does not hold or is within noise: by how much, and what was tried."""
@@ -155,7 +158,8 @@ class Document:
         return beside(found, self.evidence.how_it_diverged(reference))
 
     def difference(self, reference: str, less: str, measure: str = "A") -> str:
-        return self._number(lambda: difference(self.evidence, of=reference, less=less, measure=measure), signed=True)
+        found = self._number(lambda: difference(self.evidence, of=reference, less=less, measure=measure), signed=True)
+        return beside(found, self.evidence.divergences([reference, less]))
 
     def _number(self, compute: Callable[[], Finding], *, signed: bool = False) -> str:
         try:
@@ -246,26 +250,39 @@ class Document:
         return True
 
     def times(self) -> str:
-        """Wall-clock time of each part, as it was carried out."""
-        found = timing.summed(timing.read_parts(self.out))
-        if not found:
+        """Wall-clock time of each part, as it was carried out; of others, what their result files say."""
+        clocked = timing.summed(timing.read_parts(self.out))
+        if not clocked:
             return (
                 "No part has been carried out as a whole yet; what the runs took by themselves is in the table above."
             )
         whole, one_seed = (self._runs_of_parts(seeds) for seeds in (None, 1))
+        titles = {row.part for row in clocked}
+        found = clocked + [row for row in self._by_result_files() if row.part in whole and row.part not in titles]
         rows = [["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate", "with one seed"]]
         sums = [0.0, 0.0, 0.0]
         for row in found:
             times = [row.seconds, *(row.seconds_for(of.get(row.part, ())) or 0.0 for of in (whole, one_seed))]
             taken, *at_rate = map(human_or_dash, times)
             count, a_run = str(row.runs), f"{row.seconds / max(row.runs, 1):.1f}"
-            rows.append([row.part, row.device, count, taken, a_run, str(len(whole.get(row.part, ()))), *at_rate])
+            title = row.part if row.part in titles else f"{row.part} (by result files)"
+            rows.append([title, row.device, count, taken, a_run, str(len(whole.get(row.part, ()))), *at_rate])
             if "tiny-imagenet" not in row.part:  # which the goal for the whole leaves out
                 sums = [so_far + one for so_far, one in zip(sums, times, strict=True)]
         but_one = any("tiny-imagenet" in row.part for row in found)
         taken, *at_rate = map(human_or_dash, sums)
         rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *at_rate])
         return markdown_table(rows, right=(2, 3, 4, 5, 6, 7))
+
+    def _by_result_files(self) -> list[timing.Row]:
+        """What runs took by themselves, which leaves out what lies between them."""
+        of_known_size = [result for result in self._all_results() if result.config.benchmark in EXAMPLES]
+        return timing.summed(
+            timing.Row(
+                part_title(one.config), device_of(one.environment), 1, steps_of(one.config), one.seconds, finished=""
+            )
+            for one in of_known_size
+        )
 
     def _runs_of_parts(self, seeds: int | None) -> dict[str, Sequence[RunConfig]]:
         """By title of part, what it trains where nothing is there yet."""
@@ -298,8 +315,8 @@ class Document:
             on[str(env.get("commit") or "unknown")[:8]] += 1
         lines = []
         for name, of_commit in counts.items():
-            commits = ", ".join(f"{count} of {commit}" for commit, count in of_commit.most_common())
-            lines.append(f"{name}: {count_of(of_commit.total(), 'result')}, by commit {commits}")
+            commits = ", ".join(f"{commit} ({count})" for commit, count in of_commit.most_common())
+            lines.append(f"{name}: {count_of(of_commit.total(), 'result')}, by commit: {commits}")
         return "; ".join(lines) or MISSING
 
     def _all_results(self) -> list[Result]:

@@ -13,7 +13,7 @@ from alasso.errors import AlassoError
 from alasso.report.groups import MEASURES, Group, groups
 from alasso.report.load import read_checked
 from alasso.reproduce.experiments import Experiment, config_of
-from alasso.reproduce.plan import probe_path, results_in
+from alasso.reproduce.plan import notes_in, probe_path, results_in
 
 if TYPE_CHECKING:
     from alasso.report.probe_findings import Measured
@@ -46,7 +46,8 @@ class Evidence:
         wanted = {config_of(experiments, f"{e.id}/{run}").hash for e in experiments.values() for run in e.runs}
         paths = [path for path, config_hash in results_in(out).items() if config_hash in wanted]
         found = Evidence(experiments, [read_or_advise(path) for path in paths], out)
-        for note in map(divergence.read, sorted(out.glob(f"*{divergence.SUFFIX}"))):
+        for path in [path for path, config_hash in notes_in(out).items() if config_hash in wanted]:
+            note = divergence.read(path)
             found.ended_early.setdefault(note.config.hash, {})[note.config.seed] = note.task
         return found
 
@@ -61,6 +62,11 @@ class Evidence:
         tasks = sorted(self.ended_early.get(self.config_hash(reference), {}).items())
         said = ", ".join(f"seed {seed} in task {task}" for seed, task in tasks)
         return f"diverged: {said}" if tasks else ""
+
+    def divergences(self, references: Iterable[str]) -> str:
+        """The same of several runs, each by its name; empty where all came to an end."""
+        said = {reference: self.how_it_diverged(reference) for reference in references if "/" in reference}
+        return "; ".join(f"{reference} {how}" for reference, how in said.items() if how)
 
     def groups(self, references: Sequence[str]) -> dict[str, Group]:
         found = {reference: self.group(reference) for reference in references}

@@ -12,11 +12,12 @@ from alasso.bench import divergence
 from alasso.bench.config import RunConfig
 from alasso.bench.results import result_path
 from alasso.bench.waypoints import carriers
+from alasso.reproduce.counting import slow_kind
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
 from alasso.wording import count_of
 
-RESULT_NAME = re.compile(r"_([0-9a-f]{10})_s\d+\.json$")
+RUN_NAME = re.compile(r"_([0-9a-f]{10})_s\d+$")
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,10 @@ class Plan:
 
 
 def part_title(config: RunConfig) -> str:
+    """Methods that take several times as long as the others are parts of their own: no rate would fit both."""
     tasks = "all tasks" if config.tasks is None else count_of(config.tasks, "task")
-    return f"{config.benchmark}, {tasks}"
+    slower = f", {slow_kind(config)}" if slow_kind(config) else ""
+    return f"{config.benchmark}, {tasks}{slower}"
 
 
 def probe_path(config: RunConfig, out: Path) -> Path:
@@ -97,7 +100,16 @@ def probe_path(config: RunConfig, out: Path) -> Path:
 
 def results_in(out: Path) -> dict[Path, str]:
     """Result files of a folder with the config hash that their name holds; nothing is read."""
-    named = {path: RESULT_NAME.search(path.name) for path in sorted(out.glob("*.json"))}
+    return with_hashes(out.glob("*.json"))
+
+
+def notes_in(out: Path) -> dict[Path, str]:
+    """The same for notes of runs that diverged, those aside that have a result: it came at another time, and counts."""
+    return with_hashes(path for path in out.glob(f"*{divergence.SUFFIX}") if not path.with_suffix(".json").exists())
+
+
+def with_hashes(paths: Iterable[Path]) -> dict[Path, str]:
+    named = {path: RUN_NAME.search(path.stem) for path in sorted(paths)}
     return {path: found[1] for path, found in named.items() if found}
 
 

@@ -143,7 +143,7 @@ def verdict_table(
         for one in claims:
             verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
             style = "" if quick and one.verdict not in UNDECIDED else STYLES[one.verdict]
-            ours = shown(one.finding) if one.finding else "–"
+            ours = shown_of(one)
             paper = shown_paper(one.claim) if wide else shown_number(one.claim)
             cells: list[RenderableType] = [Padding(Text(one.claim.says), (0, 0, 0, 2))]
             cells += [one.claim.where] if wide else []
@@ -178,6 +178,12 @@ def shown(finding: Finding, digits: int = 3) -> str:
         return "–"
     deviation = "" if finding.deviation is None else f" ± {finding.deviation:.{digits}f}"
     return f"{number(finding.value, digits)}{deviation} ({finding.seeds})"
+
+
+def shown_of(judged: Judged) -> str:
+    """What was found, marked where that is of some runs only."""
+    found = shown(judged.finding) if judged.finding else "–"
+    return f"{found} †" if judged.diverged else found
 
 
 def shown_paper(claim: Claim) -> str:
@@ -217,17 +223,19 @@ def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
 
 
 def diverged_lines(evidence: Evidence, experiments: Sequence[Experiment]) -> list[str]:
-    """Runs that came to no end, each once: where some seeds of a run did, its mean is of the others."""
+    """Runs that came to no end, each once; claims on them are marked, for what is found is of the other seeds."""
     found: dict[str, str] = {}
     for one in experiments:
         for run in one.runs:
             reference = f"{one.id}/{run}"
             if said := evidence.how_it_diverged(reference):
-                found.setdefault(evidence.config_hash(reference), f"{reference} {said}")
+                found.setdefault(evidence.config_hash(reference), f"† {reference} {said}")
     return list(found.values())
 
 
 def not_computable_lines(judged: Sequence[Judged]) -> list[str]:
     """Why there is no number, claim by claim."""
-    without = [(one.claim.says, one.finding.note) for one in judged if one.verdict == NOT_COMPUTABLE and one.finding]
-    return [f"not computable: {says}" + (f" ({why})" if why else "") for says, why in without]
+    without = [one for one in judged if one.verdict == NOT_COMPUTABLE]
+    reasons = [one.finding.note if one.finding else one.diverged for one in without]
+    said = zip(without, reasons, strict=True)
+    return [f"not computable: {one.claim.says}" + (f" ({why})" if why else "") for one, why in said]

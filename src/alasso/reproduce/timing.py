@@ -31,6 +31,7 @@ from alasso.reproduce.counting import (
     coreset_steps,
     is_variational,
     plain_steps,
+    slow_kind,
     steps_in,
     steps_of,
 )
@@ -64,6 +65,8 @@ class Watching:
     least: int
     seconds: float
 
+
+ANSWERS = 3  # to a batch each
 
 #: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
 ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
@@ -190,14 +193,9 @@ def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
     """
     of_benchmark = [result for result in known if result.config.benchmark == config.benchmark]
     of_method = [result for result in of_benchmark if result.config.method == config.method]
-    of_kind = [result for result in of_benchmark if kind_of(result.config) == kind_of(config)]
+    of_kind = [result for result in of_benchmark if slow_kind(result.config) == slow_kind(config)]
     rates = [result.seconds / steps_of(result.config) for result in of_method or of_kind]
     return statistics.median(rates) * steps_of(config) if rates else None
-
-
-def kind_of(config: RunConfig) -> tuple[bool, bool]:
-    """Methods of a kind take about as long; VCL, and VCL with coresets, several times as long as the others."""
-    return is_variational(config), coreset_steps(config) > 0
 
 
 # -- what parts took ----------------------------------------------------------------------------------------------
@@ -239,11 +237,21 @@ def summed(rows: Iterable[Row]) -> list[Row]:
     ]
 
 
-def note_part(out: Path, title: str, device: str, finished: Iterable[RunConfig], seconds: float) -> None:
-    """One more line of ``parts.csv``: wall-clock time of a part, or of as much of it as was done."""
+def note_part(
+    out: Path,
+    title: str,
+    device: str,
+    finished: Iterable[RunConfig],
+    seconds: float,
+    ended_early: Iterable[RunConfig] = (),
+) -> None:
+    """One more line of ``parts.csv``: wall-clock time of a part, or of as much of it as was done.
+
+    ``ended_early``: runs that diverged, up to there; their steps took time, too.
+    """
     done = list(finished)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    steps = sum(steps_of(config) for config in done if config.benchmark in EXAMPLES)
+    steps = steps_in(config for config in (*done, *ended_early) if config.benchmark in EXAMPLES)
     path = out / PARTS_FILE
     with disk_errors_as_advice(out):
         new = not path.exists()
@@ -312,14 +320,15 @@ def seconds_of_an_answer(config: RunConfig, device: str) -> float:
     stand_in, _ = to_measure(config, on_cpu=place.type == "cpu")
     stream, finish = random_stream(stand_in, place), waiting_for(place)
     learner = make_learner(stand_in, stream, None, place)
+    taken = []
     with few_threads_for(learner):
-        if place.type == "cuda":  # which chooses its kernels first
+        for _ in range(1 + ANSWERS):  # the first one touches its memory, or chooses its kernels
+            finish()
+            began = time.monotonic()
             learner.accuracies_on(stream.tasks)
-        finish()
-        began = time.monotonic()
-        learner.accuracies_on(stream.tasks)
-        finish()
-    return (time.monotonic() - began) / len(stream.tasks[0].test)
+            finish()
+            taken.append(time.monotonic() - began)
+    return statistics.median(taken[1:]) / len(stream.tasks[0].test)
 
 
 def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
