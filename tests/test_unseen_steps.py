@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import alasso.optim
-from alasso import ALASSO, EWC, IMM, MAS, SI
+from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError
 
 from helpers import mlp, run, step, toy_tasks
 
@@ -257,8 +257,9 @@ def after_a_task(make=SI, optimizer=torch.optim.SGD):
     return model, optimizer, reg
 
 
+PULLED = r"2\.weight, 2\.bias: another parameter than in the last task, .* pass it to forget\(\) now"
 NOBODY_TRAINS = (
-    r"replaced in the model since attach\(\), and held by no optimizer that was seen to step: 2\.weight, 2\.bias; "
+    r"new in the model since attach\(\), and held by no optimizer that was seen to step: 2\.weight, 2\.bias; "
 )
 
 
@@ -267,7 +268,7 @@ NOBODY_TRAINS = (
 def test_a_head_that_was_replaced_and_is_in_no_optimizer_is_said_once(make, optimizer):
     model, optimizer, reg = after_a_task(make, optimizer)
     model[2] = nn.Linear(5, 4)
-    reg.attach(optimizer)  # the same again: changes nothing
+    attach_though_begun_anew(reg, optimizer)  # the same again: changes nothing
     run(model, optimizer, BATCHES)
     with pytest.warns(UserWarning, match=NOBODY_TRAINS) as caught:
         reg.consolidate(BATCHES)
@@ -289,9 +290,14 @@ def test_a_head_that_was_replaced_within_the_first_task_is_said(make):
     assert [warning.filename for warning in caught] == [__file__]
 
 
+def attach_though_begun_anew(reg, optimizer):
+    with pytest.warns(UserWarning, match=PULLED):
+        reg.attach(optimizer)
+
+
 def with_a_new_optimizer(model, optimizer, reg):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reg.attach(optimizer)  # the old one stays attached, too
+    attach_though_begun_anew(reg, optimizer)  # the old one stays attached, too
     run(model, optimizer, BATCHES)
 
 
@@ -307,7 +313,7 @@ def with_the_new_head_in_the_old_ones_place(model, optimizer, reg):
 
 def with_an_attached_optimizer_of_its_own(model, optimizer, reg):
     of_head = torch.optim.Adam(model[2].parameters())
-    reg.attach(of_head)
+    attach_though_begun_anew(reg, of_head)
     run(model, optimizer, BATCHES)
     run(model, of_head, BATCHES)
 
@@ -330,12 +336,12 @@ def only_for_a_while(model, optimizer, reg):
 
 def trained_before_by_another_that_was_attached(model, optimizer, reg):
     earlier = torch.optim.SGD(model[2].parameters(), lr=0.1)
-    reg.attach(earlier)
+    attach_though_begun_anew(reg, earlier)
     run(model, earlier, BATCHES)
     reg.detach()
     head = model[2]
     model[2] = reg.old_head
-    reg.attach(optimizer)
+    attach_though_begun_anew(reg, optimizer)  # the other way round
     run(model, optimizer, BATCHES)
     model[2] = head
 
@@ -382,6 +388,17 @@ def test_a_head_that_is_in_no_optimizer_any_more_is_not_kept_alive():
     assert old() is None
 
 
+def test_a_head_that_was_added_and_is_in_no_optimizer_is_said_if_it_is_used():
+    model, optimizer, reg = after_a_task()
+    used, unused = nn.Linear(4, 3), nn.Linear(4, 3)
+    model.used, model.unused = used, unused  # a Sequential goes through them all
+    model.unused.forward = lambda x: x
+    run(model, optimizer, [(x, y % 3) for x, y in BATCHES])
+    new = r"new in the model since attach\(\), .*: used\.weight, used\.bias; "
+    with pytest.warns(UserWarning, match=new):
+        reg.consolidate()
+
+
 def test_a_parameter_that_was_in_no_optimizer_from_the_beginning_is_not():
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -399,3 +416,79 @@ def test_an_old_head_within_a_new_one_is_not():
     nn.utils.parametrizations.orthogonal(model[0])
     run(model, optimizer, BATCHES)
     reg.consolidate()
+
+
+# -- parameters that begin anew, and are pulled to where others were --------------------------------------------------
+
+
+def wider(head, copied):
+    new = nn.Linear(5, 7)
+    if copied:
+        with torch.no_grad():
+            new.weight[:4], new.bias[:4] = head.weight, head.bias
+    return new
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("new_head", [lambda head: nn.Linear(5, 4), partial(wider, copied=False)])
+@pytest.mark.parametrize("make", [SI, ALASSO, EWC, MAS])
+def test_a_new_head_in_the_place_of_a_protected_one_is_said_and_forget_frees_it(make, new_head, detached):
+    model, _, reg = after_a_task(make)
+    if detached:  # then nothing is left of the old head but its anchor
+        reg.detach()
+    model[2] = new_head(model[2])
+    with pytest.warns(UserWarning, match=PULLED) as caught:
+        reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [warning.filename for warning in caught] == [__file__]
+    pulled = float(reg.penalty())
+    for parameter in model[2].parameters():
+        reg.forget(parameter)
+    assert abs(float(reg.penalty())) < 1e-9 < pulled
+    reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))  # said once
+
+
+def doubled(model):
+    return model.double()
+
+
+def made_wider(model):
+    model[2] = wider(model[2], copied=True)
+    return model
+
+
+def another_object(model):
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+    return model
+
+
+@pytest.mark.parametrize("change", [doubled, made_wider, another_object, lambda model: model])
+@pytest.mark.parametrize("make", [SI, EWC])
+def test_a_head_that_was_made_from_the_old_one_is_not(change, make):
+    model, _, reg = after_a_task(make)
+    reg.attach(torch.optim.SGD(change(model).parameters(), lr=0.1))
+    assert abs(float(reg.penalty())) < 1e-9
+
+
+def test_an_excluded_head_may_be_replaced():
+    model = mlp(6, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = SI(model, exclude="2.*").attach(optimizer)
+    run(model, optimizer, BATCHES)
+    reg.consolidate()
+    model[2] = nn.Linear(5, 4)
+    reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_steps_of_an_optimizer_that_was_not_attached_are_named_where_no_other_stepped():
+    model, _, reg = after_a_task()
+    run(model, torch.optim.SGD(model.parameters(), lr=0.1), BATCHES)
+    with pytest.raises(AlassoError, match=rf"; {len(BATCHES)} were made by an optimizer that is not attached: attach"):
+        reg.consolidate()
+
+
+@pytest.mark.parametrize("pattern", ["2", "2."])
+def test_the_name_of_a_module_is_no_pattern_but_what_is_meant_is_said(pattern):
+    with pytest.raises(
+        AlassoError, match=r"matches no parameter; did you mean '2\.\*', or another of 0\.weight, 0\.bias"
+    ):
+        SI(mlp(6, 5, 4), exclude=pattern)

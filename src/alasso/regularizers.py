@@ -228,6 +228,7 @@ class IMM(_FromFisher):
     """
 
     method = "IMM"
+    anchors_are_weights = False
     surrogate: IMMSurrogate
 
     def __init__(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ from alasso.ranks import as_sharded, total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
 from alasso.sharding import local
 from alasso.soundness import check_importance
-from alasso.states import grown, moved_like, state_dtype
-from alasso.unseen import count_unseen_steps, warn_of_replaced
+from alasso.states import begins_with, grown, moved_like, state_dtype
+from alasso.unseen import count_unseen_steps, warn_of_untrained
 from alasso.wording import count_of
 
 Loader = Iterable[Any]
@@ -40,6 +41,7 @@ class Regularizer:
     """
 
     method: ClassVar[str]
+    anchors_are_weights: ClassVar[bool] = True  # whether the model ends a task at its anchors
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str] = ()) -> None:
         if not isinstance(model, nn.Module):
@@ -53,6 +55,7 @@ class Regularizer:
         self.penalty_was_taken = False  # since then, to be added to a loss by hand
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
+        self._seen: dict[str, ref[nn.Parameter]] = {}  # by name, when the model was last looked at
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
         self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
         self._attachments: list[Exchange] = []
@@ -74,9 +77,10 @@ class Regularizer:
         context manager that detaches at the end.
         """
         optimizer = base_optimizer(optimizer)
+        begun_anew = self._begun_anew()
         self.refresh()
         if not any(True for _ in self.protected()):
-            raise AlassoError("the model has no weights to protect: all are frozen or excluded")
+            raise AlassoError("the model has no weights to protect: all are frozen, excluded, or no real numbers")
         if not any(id(p) in self._names for group in optimizer.param_groups for p in group["params"]):
             raise AlassoError(
                 "the optimizer holds none of the model's protected parameters; "
@@ -87,6 +91,13 @@ class Regularizer:
         for attachment in self._attachments:
             attachment.note_held()
         count_unseen_steps(self)
+        if begun_anew:
+            warnings.warn(
+                f"{', '.join(begun_anew)}: another parameter than in the last task, with weights of its own; the past "
+                "pulls it to where the old one was. If it is to begin anew, as a new task's head does, pass it to "
+                "forget() now, or leave such names out from the beginning (exclude=)",
+                stacklevel=2,
+            )
         return self
 
     def detach(self) -> None:
@@ -123,11 +134,7 @@ class Regularizer:
         No data is needed; a loader is taken and not used, so that one loop can serve all methods.
         """
         if self.surrogate.observes_path and self.steps == 0:
-            what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
-            raise AlassoError(
-                "consolidate() has seen no optimizer step since the last one; "
-                f"{what_to_do} before it (a copied optimizer loses its hooks)"
-            )
+            raise AlassoError(f"consolidate() has seen no optimizer step since the last one; {self._who_stepped()}")
         if self.surrogate.observes_path and self.unseen_steps >= self.steps:
             warnings.warn(
                 f"consolidate() has seen only {self.steps} of {self.steps + self.unseen_steps} optimizer steps since "
@@ -137,10 +144,39 @@ class Regularizer:
         self._look_again(stacklevel=3)
         self._consolidate({})
 
+    def _who_stepped(self) -> str:
+        """Where no step was seen: what to do about it."""
+        if self.unseen_steps:
+            made = "1 was" if self.unseen_steps == 1 else f"{self.unseen_steps} were"
+            return f"{made} made by an optimizer that is not attached: attach() it before training"
+        what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
+        return f"{what_to_do} before it (a copied optimizer loses its hooks)"
+
+    def _begun_anew(self) -> list[str]:
+        """Names that have a past under which the model has other parameters now, not made from the old ones."""
+        if self.tasks == 0:
+            return []
+        return [
+            name
+            for name, parameter in self._trainable()
+            if (before := self._seen.get(name)) is not None
+            and before() is not parameter
+            and (known := self._weights_of(name, before())) is not None
+            and not begins_with(local(parameter), known)
+        ]
+
+    def _weights_of(self, name: str, parameter: nn.Parameter | None) -> Tensor | None:
+        """What a parameter that is no longer the model's holds; if it is gone, where the last task ended."""
+        if parameter is not None:
+            return local(parameter)
+        state = self._states.get(name)
+        return state.anchor if state is not None and self.steps == 0 and self.anchors_are_weights else None
+
     def _look_again(self, stacklevel: int) -> None:
-        """At the end of a task; parameters that were replaced and are not trained are said."""
+        """At the end of a task; parameters that came into the model meanwhile and are not trained are said."""
+        added = {name for name, _ in self._trainable() if name not in self._seen}
         self.refresh()
-        warn_of_replaced(self, self._attachments, stacklevel + 1)
+        warn_of_untrained(self, self._attachments, added, stacklevel + 1)
         for attachment in self._attachments:
             attachment.note_held()
 
@@ -267,14 +303,18 @@ class Regularizer:
 
     def refresh(self) -> None:
         """Look at the model again: parameters may have been added, unfrozen, or replaced by larger ones."""
-        # named_parameters() names a tied parameter once.
-        self._names = {
-            id(parameter): plain_name(name)
-            for name, parameter in self.model.named_parameters()
-            if parameter.is_floating_point() and not self._excluded(plain_name(name))
-        }
+        named = dict(self._trainable())
+        self._names = {id(parameter): name for name, parameter in named.items()}
+        self._seen = {name: ref(parameter) for name, parameter in named.items()}
         for name, parameter in self.protected():
             self.state_of(name, parameter)
+
+    def _trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        # named_parameters() names a tied parameter once.
+        for full_name, parameter in self.model.named_parameters():
+            name = plain_name(full_name)
+            if parameter.is_floating_point() and not self._excluded(name):
+                yield name, parameter
 
     def protected(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(name, parameter) of every parameter that has, or can have, a state."""
@@ -379,7 +419,10 @@ class Regularizer:
         names = [plain_name(name) for name, _ in self.model.named_parameters()]
         for pattern in self.exclude:
             if not fnmatch.filter(names, pattern):
-                raise AlassoError(f"exclude={pattern!r} matches no parameter; the model has {', '.join(names[:8])} …")
+                below = f"{pattern.rstrip('.')}.*"
+                guess = f"did you mean {below!r}, or another of" if fnmatch.filter(names, below) else "the model has"
+                known = f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+                raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {known}")
         if not names:
             raise AlassoError("the model has no parameters to protect")
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from alasso.attach import Exchange
     from alasso.shell import Regularizer
@@ -59,11 +59,17 @@ def was_held(regularizer: Regularizer, parameter: Tensor) -> bool:
     return reference is not None and reference() is parameter  # and not one that came to lie where it was
 
 
-def warn_of_replaced(regularizer: Regularizer, attachments: Iterable[Exchange], stacklevel: int) -> None:
-    """Warn of parameters, of a new head say, that nobody trains: the attached optimizers hold those from before.
+def warn_of_untrained(
+    regularizer: Regularizer, attachments: Iterable[Exchange], added: Container[str], stacklevel: int
+) -> None:
+    """Warn of new parameters, of a head say, that nobody trains: the attached optimizers hold those from before.
 
-    Only of such: a parameter that is in no optimizer and never was may be meant to stay as it is.
+    Of those in the place of others, and of ``added`` ones that have a gradient. A parameter that is in no optimizer
+    from the beginning may be meant to stay as it is.
     """
+    attachments = list(attachments)
+    if not attachments:
+        return
     replaced: set[str] = set()
     for attachment in attachments:
         note_held(regularizer, attachment.parameters())  # which may have grown
@@ -71,13 +77,14 @@ def warn_of_replaced(regularizer: Regularizer, attachments: Iterable[Exchange], 
     names = [
         name
         for name, parameter in regularizer.protected()
-        if name in replaced and parameter.requires_grad and not was_held(regularizer, parameter)
+        if (name in replaced or (name in added and parameter.grad is not None))
+        and parameter.requires_grad
+        and not was_held(regularizer, parameter)
     ]
     if names:
         warnings.warn(
-            "replaced in the model since attach(), and held by no optimizer that was seen to step: "
-            f"{', '.join(names)}; the attached one still holds what was there before. Make a new optimizer, and "
-            "attach() it",
+            "new in the model since attach(), and held by no optimizer that was seen to step: "
+            f"{', '.join(names)}; the attached one holds what was there before. Make a new optimizer, and attach() it",
             stacklevel=stacklevel + 1,
         )
 
