@@ -7,6 +7,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
+
+from alasso import ALASSO
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -48,6 +51,42 @@ def test_the_quick_start_runs_as_it_is_printed(tmp_path, monkeypatch):
     names |= {"tasks": ["only"], "train": lambda *_: trained.append(1) or names["optimizer"].step()}
     exec(compile(blocks[0], "index.md", "exec"), names)
     assert trained and names["reg"].tasks == 1
+
+
+def test_the_quick_start_goes_on_another_day_as_it_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.S)
+    names = {}
+    exec(compile(blocks[1], "index.md", "exec"), names)
+    penalties = {}
+    for day in ("first", "other"):
+        if day == "other":
+            torch.nn.init.ones_(names["model"][0].weight)
+            names["optimizer"] = torch.optim.Adam(names["model"].parameters())
+            names["reg"] = ALASSO(names["model"])
+            exec(compile(blocks[2], "index.md", "exec"), names)
+        names["model"].zero_grad()
+        names["model"](torch.ones(1, 64)).sum().backward()
+        names["optimizer"].step()
+        penalties[day] = float(names["reg"].penalty())
+    assert penalties["first"] == penalties["other"] > 0 and names["reg"].tasks == 4
+
+
+def test_heads_begin_anew_as_it_is_printed():
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.S)
+    excluded, forgotten = blocks[3:5]
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 200), "head": torch.nn.Linear(200, 4)})
+    names = {"model": model, "ALASSO": ALASSO, "torch": torch, "nn": torch.nn}
+    exec(compile(excluded, "index.md", "exec"), names)
+    assert list(names["reg"].importance()) == ["body.weight", "body.bias"]
+    names["reg"] = ALASSO(model, c=1e9)
+    names["reg"].attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    model["head"](model["body"](torch.ones(2, 3))).sum().backward()
+    optimizer.step()
+    names["reg"].consolidate()
+    with pytest.warns(UserWarning, match=r"head\.weight, head\.bias: another parameter"):
+        exec(compile(forgotten, "index.md", "exec"), names)
+    assert float(names["reg"].penalty()) == 0
 
 
 def test_every_equation_of_the_paper_has_its_function():

@@ -13,7 +13,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from alasso.bench import metrics, results
+from alasso.bench import divergence, metrics, results
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
@@ -350,6 +350,23 @@ def test_where_methods_and_ablations_fill_a_figure_no_odd_settings_of_a_sweep_ar
     (section,) = sections([*map(made_up, methods), *ablations, *sweep])
     shown = [group.variant for group in section.headline if group.method == "alasso"]
     assert len(section.headline) == 12 and shown == [None, "accurate only", "asymmetric only"]
+
+
+def test_runs_that_diverged_are_named_where_they_have_no_result(tmp_path):
+    ended, lost = made_up(a=2.0), made_up(a=3.0)
+    results.write(ended, tmp_path)
+    for one in (ended, lost):
+        divergence.write(divergence.Divergence(one.config, 2, "0.weight is no longer finite"), {}, tmp_path)
+    (tmp_path / "odd.diverged").write_text("")
+    found = collect([tmp_path])
+    assert [result.name for result in found.results] == [ended.name]
+    assert sorted(found.left_out) == sorted(
+        [
+            f"{lost.name} diverged in task 2: 0.weight is no longer finite",
+            f"{tmp_path / 'odd.diverged'} is no note of a run that diverged; delete it, and the run is made again",
+        ]
+    )
+    assert f"{lost.name} diverged in task 2" in page.build(found)
 
 
 def test_in_a_sweep_the_benchmarks_own_settings_come_first():

@@ -38,7 +38,22 @@ def collect(paths: Sequence[Path]) -> Collected:
         if result not in alike:
             alike.append(result)
             found.results.append(result)
+    found.left_out.extend(diverged(paths))
     return without_searches(found)
+
+
+def diverged(paths: Iterable[Path]) -> list[str]:
+    """One sentence for every run in folders that came to no end, and has no result of another time."""
+    notes = [note for path in paths if path.is_dir() for note in sorted(path.rglob(f"*{divergence.SUFFIX}"))]
+    said = []
+    for note in dict.fromkeys(note for note in notes if not note.with_suffix(".json").exists()):
+        try:
+            found = divergence.read(note)
+        except AlassoError as error:
+            said.append(str(error))
+        else:
+            said.append(f"{found.config.name} diverged in task {found.task}: {found.why}")
+    return said
 
 
 def without_searches(found: Collected) -> Collected:
