@@ -514,6 +514,21 @@ def test_a_model_without_weights_to_protect_is_named():
         ALASSO(model).attach(optimizer)
 
 
+def test_of_two_path_methods_no_order_is_advised_and_the_warning_is_of_the_callers_line():
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    SI(model).attach(optimizer)
+    with pytest.warns(UserWarning, match=r"\(SI\) is attached .* loss\. Detach the other one\.$") as caught:
+        ALASSO(model).attach(optimizer)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_an_optimizer_among_the_settings_is_told_where_to_go():
+    model = mlp(6, 4)
+    with pytest.raises(AlassoError, match=r"^a must be a number, not Adam; optimizers go to attach\(\)$"):
+        ALASSO(model, torch.optim.Adam(model.parameters()))
+
+
 def test_a_path_method_warns_of_a_penalty_that_is_added_before_it_looks():
     """Attached first it sees the task's gradient alone; that is the advice, and here it is checked."""
     tasks = toy_tasks(2)

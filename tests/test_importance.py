@@ -395,6 +395,7 @@ def test_labels_may_be_whole_numbers_of_any_kind(dtype: torch.dtype) -> None:
         (3, torch.tensor([0.0, 1.0, 0.5]), "class indices, not float32: for other targets pass a loss"),
         (3, torch.zeros(3, dtype=torch.complex64), "class indices, not complex64"),
         (3, torch.zeros(3, 3), r"class indices of shape \(N,\), not \(3, 3\): pass a loss"),
+        (3, torch.zeros(3, 1, dtype=torch.long), r"of shape \(N,\), not \(3, 1\): give y.squeeze\(1\)"),
         (1, torch.tensor([0, 1, 0]), "One output has no softmax"),
     ],
 )

@@ -269,10 +269,12 @@ class Attachment(Exchange):
         earlier = [owner for hook in hooks if isinstance(owner := getattr(hook, "__self__", None), Attachment)]
         if earlier and self.regularizer.surrogate.observes_path:
             own, other = (type(one.regularizer).__name__ for one in (self, earlier[0]))
+            either = earlier[0].regularizer.surrogate.observes_path  # then no order serves both
+            what_to_do = "Detach the other one." if either else f"Detach the other one, or attach {own} first."
             warnings.warn(
                 f"another regularizer ({other}) is attached to this optimizer already: {own}, attached after it, takes "
-                f"its penalty for part of the task's loss. Detach the other one, or attach {own} first.",
-                stacklevel=4,
+                f"its penalty for part of the task's loss. {what_to_do}",
+                stacklevel=5,  # who called attach()
             )
 
     def open(self) -> None:

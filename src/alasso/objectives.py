@@ -52,7 +52,8 @@ class ClassTargets:
         y = given_targets(output, y)
         check_logits(output)
         if y.shape != output.shape[:1]:
-            raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: pass a loss.")
+            what_to_do = "give y.squeeze(1)" if y.dim() == 2 and y.shape[1] == 1 else "pass a loss"
+            raise AlassoError(f"Labels must be class indices of shape (N,), not {tuple(y.shape)}: {what_to_do}.")
         if y.is_floating_point() or y.is_complex():
             raise AlassoError(f"Labels must be class indices, not {str(y.dtype)[6:]}: for other targets pass a loss.")
         self.classes, y = output.shape[1], y.long()

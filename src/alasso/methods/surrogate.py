@@ -122,11 +122,18 @@ def require_importance(importance: Tensor | None) -> Tensor:
     return importance
 
 
+def no_number(name: str, value: object) -> AlassoError:
+    """In one line, whatever was given."""
+    what = type(value).__name__ if "\n" in repr(value) else repr(value)
+    hint = "; optimizers go to attach()" if isinstance(value, torch.optim.Optimizer) else ""
+    return AlassoError(f"{name} must be a number, not {what}{hint}")
+
+
 def check_non_negative(**settings: float | Tensor) -> None:
     """Refuse a negative, infinite or NaN setting by its name."""
     for name, value in settings.items():
         if not isinstance(value, int | float | Tensor):
-            raise AlassoError(f"{name} must be a number, not {value!r}")
+            raise no_number(name, value)
         value = torch.as_tensor(value)
         if not bool((torch.isfinite(value) & (value >= 0)).all()):
             raise AlassoError(f"{name} must be a finite number, zero or more, not {value.tolist()}")
