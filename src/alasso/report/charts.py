@@ -223,6 +223,7 @@ def new_plot(xlabel: str, ylabel: str, tasks: int | None) -> Any:
     if tasks is not None:
         plot.x_range.start, plot.x_range.end = 0.5, max(tasks, 2) + 0.5
     plot.y_range.only_visible = True
+    plot.y_range.default_span = 0.2  # of a single number, around which Bokeh would show two whole units
     plot.xgrid.visible = False
     for axis in plot.axis:
         axis.minor_tick_line_color = None
