@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from alasso.errors import AlassoError
 from alasso.report import commands, groups, live, page
 from alasso.report.load import Collected, collect
 from alasso.report.names import LOOKS
+from alasso.report.probe_findings import Measured, Plan
 from alasso.report.sections import sections
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
@@ -367,6 +369,36 @@ def test_runs_that_diverged_are_named_where_they_have_no_result(tmp_path):
         ]
     )
     assert f"{lost.name} diverged in task 2" in page.build(found)
+
+
+def test_probes_are_on_the_page_with_their_figures_and_findings(tmp_path):
+    results.write(made_up(), tmp_path)
+    offsets = [-1.0, 0.0, 1.0]
+    measured = Measured(
+        config={"benchmark": "permuted-<b>digits</b>", "model": "mlp"},
+        plan=Plan(weights=2, offsets=3),
+        seconds=1.5,
+        accuracy=0.9,
+        offsets=offsets,
+        weights=["0.weight[0, 0]", "0.weight[0, 1]"],
+        losses=[[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]],
+        importance=[0.5, 0.0],
+        came_from=[-0.1, 0.0],
+        surrogates={"SI": [[0.5, 0.0, 0.5], [0.0] * 3], "ALASSO": [[0.5, 0.0, 0.9], [0.0] * 3]},
+    )
+    (tmp_path / "x.probe.json").write_text(json.dumps(asdict(measured)))
+    (tmp_path / "y.probe.json").write_text("{}")
+    found = collect([tmp_path])
+    assert found.probes == [measured] and len(found.results) == 1
+    assert found.left_out == [
+        f"{tmp_path / 'y.probe.json'} is not a measurement of alasso probe; delete it to measure again"
+    ]
+    html = page.build(found)
+    assert "The shape of the loss: permuted-&lt;b&gt;digits&lt;/b&gt;, first task" in html and "<b>digits" not in html
+    assert html.count('src="data:image/svg+xml;base64,') == 2 and "1 result · 1 probe" in html
+    assert "without any effect on the loss: 1" in html
+    alone = page.build(collect([tmp_path / "x.probe.json"]))
+    assert "<title>alasso: the shape of the loss</title>" in alone and "0 results" not in alone
 
 
 def test_in_a_sweep_the_benchmarks_own_settings_come_first():

@@ -44,14 +44,15 @@ def report(
     found = collect(results)
     for line in found.left_out:
         say(f"left out: {line}")
-    if not found.results:
+    if not found.results and not found.probes:
         raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
     check_file(output, ".html", ".htm")
     if figures is not None:
         check_writable(figures)
     content = page.build(found).encode()
     write_whole(output, content)
-    say(f"{output}: {count_of(len(found.results), 'result')}, {len(content) / 1e6:.1f} MB")
+    probes = f", {count_of(len(found.probes), 'probe')}" if found.probes else ""
+    say(f"{output}: {count_of(len(found.results), 'result')}{probes}, {len(content) / 1e6:.1f} MB")
     if figures is not None:
         from alasso.report.figure_files import FORMATS, write_figures
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from alasso.bench import divergence, results
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
+from alasso.report import probe_findings
+from alasso.report.probe_findings import Measured
 from alasso.wording import count_of
 
+PROBE = "probe.json"
 #: Files that runs and probes leave beside their results; a shell's ``*`` names them too.
-BESIDE_RESULTS = (".csv", ".checkpoint", "probe.json", divergence.SUFFIX)
+BESIDE_RESULTS = (".csv", ".checkpoint", PROBE, divergence.SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Collected:
 
     results: list[Result] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    probes: list[Measured] = field(default_factory=list)
 
 
 def collect(paths: Sequence[Path]) -> Collected:
@@ -39,6 +43,11 @@ def collect(paths: Sequence[Path]) -> Collected:
             alike.append(result)
             found.results.append(result)
     found.left_out.extend(diverged(paths))
+    for path in files_of(paths, f"*{PROBE}", lambda file: file.name.endswith(PROBE)):
+        try:
+            found.probes.append(probe_findings.read(path))
+        except AlassoError as error:
+            found.left_out.append(str(error))
     return without_searches(found)
 
 
@@ -65,19 +74,24 @@ def without_searches(found: Collected) -> Collected:
     said = (
         f"{count_of(searched, 'run')} of a search, measured on held-out examples; to see them, name their folder alone"
     )
-    return Collected(tested, [*found.left_out, said])
+    return Collected(tested, [*found.left_out, said], found.probes)
 
 
 def json_files(paths: Iterable[Path]) -> list[Path]:
+    """Files that should be results."""
+    return files_of(paths, "*.json", lambda file: not file.name.endswith(BESIDE_RESULTS))
+
+
+def files_of(paths: Iterable[Path], pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
     """Files to read, each once by whatever ways it is reached."""
     files: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise AlassoError(f"there is no file or folder {path}")
-        below = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        below = sorted(path.rglob(pattern)) if path.is_dir() else [path]
         for file in below:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts[:-1])  # as runs made again are
-            if file.is_file() and not hidden and not file.name.endswith(BESIDE_RESULTS):
+            if file.is_file() and not hidden and wanted(file):
                 files.setdefault(file.resolve(), file)
     return list(files.values())
 

@@ -15,6 +15,7 @@ from alasso.report.groups import Group
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
 from alasso.report.page_parts import json_script, numbers_table, summary, text
+from alasso.report.probe_section import probe_section
 from alasso.report.sections import Section, sections, telling_first
 from alasso.wording import count_of
 
@@ -49,14 +50,14 @@ def _build(found: Collected, live: Sequence[Progress] | None, most_cells: int) -
     if live is not None:
         body.append(live_section(live))
     body += [section_html(number, section, matrix_groups(parts, most_cells)) for number, section in enumerate(parts)]
-    body.append(page_parts.left_out(found.left_out))
+    body += [probe_section(found.probes), page_parts.left_out(found.left_out)]
     watching = ' data-watch=""' if live is not None else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{title(parts)}</title><style>{asset('page.css')}</style></head>\n<body{watching}>"
+        f"<title>{title(parts, found)}</title><style>{asset('page.css')}</style></head>\n<body{watching}>"
         f"<main>{''.join(body)}</main>"
         f"<footer>alasso {text(alasso.__version__)}; charts by Bokeh {text(version)}.</footer>\n"
         f"<script>{library}</script>\n<script>{asset('page.js')}</script></body></html>\n"
@@ -67,17 +68,20 @@ def asset(name: str) -> str:
     return (files("alasso.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def title(parts: Sequence[Section]) -> str:
-    return text("alasso: " + "; ".join(section.title for section in parts[:3]) if parts else "alasso: no results yet")
+def title(parts: Sequence[Section], found: Collected) -> str:
+    nothing = "the shape of the loss" if found.probes else "no results yet"
+    return text("alasso: " + ("; ".join(section.title for section in parts[:3]) or nothing))
 
 
 def header(found: Collected, parts: Sequence[Section]) -> str:
     repeats = sum(group.repeats for section in parts for group in section.groups)
-    facts = [f"{len(found.results)} {'result' if len(found.results) == 1 else 'results'}"]
+    facts = [count_of(len(found.results), "result")] if found.results or not found.probes else []
+    facts += [count_of(len(found.probes), "probe")] if found.probes else []
     facts += [f"{repeats} repeated, the newest of each shown"] if repeats else []
     facts += [f'<a href="#left-out">{len(found.left_out)} left out</a>'] if found.left_out else []
-    links = "".join(f'<li><a href="#section-{n}">{text(section.title)}</a></li>' for n, section in enumerate(parts))
-    nav = f'<nav aria-label="Benchmarks"><ul>{links}</ul></nav>' if len(parts) > 1 else ""
+    links = [f'<li><a href="#section-{n}">{text(section.title)}</a></li>' for n, section in enumerate(parts)]
+    links += ['<li><a href="#probe-0">the shape of the loss</a></li>'] if found.probes else []
+    nav = f'<nav aria-label="Benchmarks"><ul>{"".join(links)}</ul></nav>' if len(links) > 1 else ""
     return f"<header><h1>Continual learning</h1><p>{' · '.join(facts)}</p>{nav}</header>"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,3 +93,14 @@ class Measured:
                 f"(median; quartiles {low:.2f} and {high:.2f})"
             )
         return said
+
+
+def read(path: Path) -> Measured:
+    """A probe's file, or one clear sentence why it is none."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
+        measured.statement()  # its numbers can be reckoned with
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise AlassoError(f"{path} is not a measurement of alasso probe; delete it to measure again") from error
+    return measured

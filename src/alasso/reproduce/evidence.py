@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +111,9 @@ class Evidence:
         path = probe_path(config_of(self.experiments, reference), self.out or Path())
         if not path.exists():
             raise NotRun([reference])
-        return read_probe(path)
+        from alasso.report.probe_findings import read  # numpy: only where there is something to reckon with
+
+        return read(path)
 
 
 def check_measure(measure: str) -> None:
@@ -125,16 +126,6 @@ def read_or_advise(path: Path) -> Result:
         return read_checked(path)
     except AlassoError as error:
         raise AlassoError(f"{error}; delete it, and `alasso reproduce` makes it again") from error
-
-
-def read_probe(path: Path) -> Measured:
-    from alasso.report.probe_findings import Measured, Plan
-
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return Measured(**{**raw, "plan": Plan(**raw["plan"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise AlassoError(f"{path} is not a measurement of alasso probe; delete it to measure again") from error
 
 
 def _known(group: Group, measure: str) -> Values:
