@@ -12,6 +12,7 @@ from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
 
 Editions = Mapping[str, str]
+OWN_DATA = "own data"  # how the edition of a stream from Python begins
 
 
 def unlike(recorded: Editions, now: Editions) -> bool:
@@ -20,8 +21,11 @@ def unlike(recorded: Editions, now: Editions) -> bool:
 
 
 def _is(recorded: str | None, now: str) -> bool:
-    """Older versions recorded of one's own images just that they are a folder: what is not known is not compared."""
-    return recorded == now or (recorded == "folder" and short(now) == recorded)
+    """Older versions recorded of one's own images just that they are a folder, and of one's own tasks nothing: what is
+    not known is not compared.
+    """
+    then: dict[str | None, str] = {"folder": "folder", None: OWN_DATA}
+    return recorded == now or then.get(recorded) == short(now)
 
 
 def short(edition: str) -> str:
@@ -67,6 +71,27 @@ def images_in(folder: str, file: Path) -> dict[str, str]:
     except AlassoError as error:
         instead = ", or see what was found with alasso report" if file.suffix == ".json" else ""
         raise AlassoError(f"{error}; {file.name} was made on images that were there: put them back{instead}") from error
+
+
+# -- tasks from Python ------------------------------------------------------------------------------------------
+
+
+def refuse_those_of_others(files: Sequence[Path], now: Editions) -> None:
+    """A run's name does not say which tasks it was given: results and checkpoints of others are not written over."""
+    for file in files:
+        if file.exists() and unlike(recorded := readable_in(file), now):
+            raise AlassoError(
+                f"{file} is of another stream ({in_words(recorded)}), not of {in_words(now)}: "
+                "give another folder as out, or delete it"
+            )
+
+
+def readable_in(file: Path) -> Editions:
+    """What cannot be read may be written over: it is of no use to anybody."""
+    try:
+        return recorded_in(file)
+    except AlassoError:
+        return {}
 
 
 def recorded_in(file: Path) -> Editions:

@@ -7,6 +7,7 @@ order is drawn from the seed when the stream is made.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from alasso.bench.data import ImageSet
+from alasso.bench.editions import OWN_DATA
 from alasso.errors import AlassoError
 from alasso.wording import count_of
 
@@ -88,7 +90,7 @@ class Stream:
 
         ``heads="shared"``: all tasks answer with the same classes. ``heads="own"``: each task has columns of its own,
         and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats. Test
-        labels that are not trained on are refused.
+        labels that are not trained on are refused. Results record ``name``, and a fingerprint of the examples.
         """
         return _own_stream(tasks, name, heads, torch.device(device))
 
@@ -296,6 +298,43 @@ def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
     if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0:
         raise AlassoError(f"{where}: labels must be class numbers 0, 1, …, one an example")
     return x, y.long()
+
+
+# -- what tells streams of one's own apart ----------------------------------------------------------------------
+
+SAMPLED_EXAMPLES, SAMPLED_VALUES = 32, 1024  # of each task's halves; of each of these examples
+
+
+def with_edition(stream: Stream) -> Stream:
+    """One that says which data it is made of: of tasks from Python, how many there are, and a fingerprint."""
+    if stream.editions:
+        return stream
+    examples = sum(len(half) for task in stream.tasks for half in (task.train, task.test))
+    what = f"{count_of(examples, 'example')} in {count_of(len(stream), 'task')}"
+    return replace(stream, editions={stream.name: f"{OWN_DATA}, {what}, {fingerprint(stream)}"})
+
+
+def fingerprint(stream: Stream) -> str:
+    """Eight hex digits of shapes, columns of the head, how often each label comes, and a sample of the values: all of
+    these would have to be read, and those on a GPU to be fetched from there.
+    """
+    known = hashlib.sha256(repr((stream.input_shape, stream.classes)).encode())
+    for task in stream.tasks:
+        for half in (task.train, task.test):
+            labels = half.labels if half.rows is None else half.labels[half.rows]
+            known.update(repr((task.head, len(half), labels.bincount().tolist())).encode())
+            for values in sample(half):
+                known.update(values.cpu().contiguous().numpy().tobytes())
+    return known.hexdigest()[:8]
+
+
+def sample(examples: Examples) -> tuple[Tensor, Tensor]:
+    """Some values of some examples, and their labels, the same ones every time; from the first to the last."""
+    count = min(len(examples), SAMPLED_EXAMPLES)
+    at = [i * (len(examples) - 1) // max(count - 1, 1) for i in range(count)]
+    x, y = examples.batch(torch.tensor(at, device=examples.images.device))
+    flat = x.flatten(1) if x.dim() > 1 else x[:, None]
+    return flat[:, :: -(-flat.shape[1] // SAMPLED_VALUES)], y
 
 
 # -- placing ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alasso.bench import checkpoint, models, results
+from alasso.bench import checkpoint, editions, models, results
 from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
@@ -20,7 +20,7 @@ from alasso.bench.loop import Lane, Trainer
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped, stop_on_request
 from alasso.bench.results import Result
-from alasso.bench.streams import Stream
+from alasso.bench.streams import Stream, with_edition
 from alasso.bench.taking import taken
 from alasso.bench.variational import Variational
 from alasso.bench.waypoints import Waypoint
@@ -45,7 +45,8 @@ def run(
     """Train ``config.method`` on the stream, task after task, and measure it on all tasks seen so far after each.
 
     With ``out``, the result is written there, and a checkpoint beside it while the run goes on; ``resume`` continues
-    from it. ``stream`` and ``model`` (a function that makes one) replace those that the config names.
+    from it. ``stream`` and ``model`` (a function that makes one) replace those that the config names; a result of the
+    same config on another stream is not written over.
     """
     (result,) = run_together(
         [config],
@@ -83,13 +84,17 @@ def run_together(
     refuse_what_is_no_config(configs)
     refuse_doubles(configs)
     place = torch_device(device)
+    own = bool(streams)
     streams = streams or make_streams(configs, data_dir, place)
     refuse_other_lengths(configs, streams)
+    streams = [with_edition(stream) for stream in streams]
     set_precision(configs[0].precision)
     waypoints = waypoints or [()] * len(configs)
     passed = [waypoint.config for of_run in waypoints for waypoint in of_run]
     with taken(out, [config.name for config in (*configs, *passed)]) if out else nullcontext():
         lanes = []
+        if own and out:
+            refuse_results_of_other_streams(configs, streams, out)
         for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
             saved = results.checkpoint_path(config, out) if out else None
             if saved and not resume:
@@ -165,6 +170,12 @@ def refuse_other_lengths(configs: Sequence[RunConfig], streams: Sequence[Stream]
             raise AlassoError(
                 f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream"
             )
+
+
+def refuse_results_of_other_streams(configs: Sequence[RunConfig], streams: Sequence[Stream], out: Path) -> None:
+    for config, stream in zip(configs, streams, strict=True):
+        files = [path(config, out) for path in (results.result_path, results.checkpoint_path)]
+        editions.refuse_those_of_others(files, stream.editions)
 
 
 def write(result: Result, out: Path | None) -> None:
