@@ -851,6 +851,42 @@ def test_two_tensor_datasets_from_python():
     assert result.accuracy[0][0] > 0.9 and len(result.accuracy) == 2
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Linear(6, 2), r"model must be a function that makes a network, not this Linear: model=lambda: Linear\(…\)"),
+        ("mlp", "model must be a function that makes a network, not 'mlp'; RunConfig takes names"),
+        (lambda: None, "must return an nn.Module with weights to train, not this NoneType"),
+        (lambda: nn.Linear(6, 1), r"must answer two inputs with a tensor of shape \(2, 2\), not \(2, 1\)"),
+        (lambda: nn.Linear(5, 2), r"cannot take inputs of shape \(6,\): RuntimeError: "),
+        (lambda shape, classes: nn.Linear(6, 2), "fails when it is called with nothing: TypeError: "),
+    ],
+)
+def test_a_network_from_python_that_does_not_fit_is_refused_in_one_sentence(model, said, tmp_path):
+    with pytest.raises(AlassoError, match=said):
+        train.run(RunConfig.own("si", epochs=1), stream=customer(0), model=model, out=tmp_path, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_from_python_draws_what_it_drew_before_it_was_tried(tmp_path):
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return super().forward(x + torch.rand_like(x))
+
+    def unchecked():
+        torch.manual_seed(0)
+        return [Noisy(6, 2).weight, torch.rand(1)]
+
+    torch.manual_seed(0)
+    drawn = [models.built_by(lambda: Noisy(6, 2), (6,), 2).weight, torch.rand(1)]
+    assert all(torch.equal(*pair) for pair in zip(drawn, unchecked(), strict=True))
+
+
+def test_folders_may_be_given_as_text(tmp_path):
+    train.run(RunConfig.own("sgd", epochs=1, hidden=8), stream=customer(0), out=str(tmp_path / "out"), device="cpu")
+    assert len(list((tmp_path / "out").glob("*.json"))) == 1
+
+
 def customer(seed, name="own data", tasks=2):
     """Tasks that are like those of any other customer in all but what they hold."""
     x = torch.rand(40, 6, generator=torch.Generator().manual_seed(seed))

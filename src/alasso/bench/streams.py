@@ -8,7 +8,7 @@ order is drawn from the seed when the stream is made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -228,6 +228,10 @@ def _class_tasks(
 def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.device) -> Stream:
     if heads not in ("shared", "own"):
         raise AlassoError(f"heads must be shared or own, not {heads!r}")
+    if isinstance(pairs, Tensor | np.ndarray | torch.utils.data.Dataset | str) or not isinstance(pairs, Iterable):
+        found = type(pairs).__name__
+        raise AlassoError(f"a stream is made of a list of pairs, not of a {found}: Stream.of([(train_1, test_1), …])")
+    pairs = list(pairs)
     if not pairs:
         raise AlassoError("a stream needs at least one (train, test) pair")
     for t, given in enumerate(pairs):
@@ -291,8 +295,10 @@ def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
         half = (torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items]))
     try:
         x, y = (torch.as_tensor(part) for part in half)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise AlassoError(f"{where} is neither a torch Dataset nor a pair of tensors (x, y)") from error
+    if x.dim() == 0 or y.dim() == 0:
+        raise AlassoError(f"{where} has single numbers for inputs or labels; it needs a row for each example")
     if len(x) != len(y) or len(x) == 0:
         raise AlassoError(f"{where} has {len(x)} inputs and {len(y)} labels; it needs as many of each, and some")
     if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0:

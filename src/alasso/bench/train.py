@@ -34,8 +34,8 @@ def run(
     *,
     stream: Stream | None = None,
     model: Callable[[], nn.Module] | None = None,
-    out: Path | None = None,
-    data_dir: Path | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
     device: str = "auto",
     resume: bool = False,
     reference: Result | None = None,
@@ -68,8 +68,8 @@ def run_together(
     *,
     streams: Sequence[Stream] | None = None,
     model: Callable[[], nn.Module] | None = None,
-    out: Path | None = None,
-    data_dir: Path | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
     device: str = "auto",
     resume: bool = False,
     references: Sequence[Result | None] | None = None,
@@ -83,6 +83,7 @@ def run_together(
     """
     refuse_what_is_no_config(configs)
     refuse_doubles(configs)
+    out, data_dir = (None if folder is None else Path(folder) for folder in (out, data_dir))
     place = torch_device(device)
     own = bool(streams)
     streams = streams or make_streams(configs, data_dir, place)
@@ -233,10 +234,12 @@ def make_learner(
 ) -> Learner:
     dropout = config.method == "sgd-dropout"
 
-    def from_config() -> nn.Module:
+    def made() -> nn.Module:
+        if model is not None:
+            return models.built_by(model, stream.input_shape, stream.classes)
         return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden, dropout=dropout)
 
-    learner = LEARNERS[config.method](config, stream, model or from_config, device)
+    learner = LEARNERS[config.method](config, stream, made, device)
     if model is None and config.model in models.MODELS:
         gaussian = isinstance(learner, Variational)
         learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout, gaussian)
