@@ -343,6 +343,11 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--set", "a=1", "a=2"], "--set has a twice; several values go in one: a=1,2"),
         (["run", "permuted-digits", "--checkpoint-every", "-1"], "a number of seconds above 0, not -1"),
         (["run", "permuted-digits", "--checkpoint-every", "0"], "a number of seconds above 0, not 0"),
+        (["run", "permuted-digits", "--method", "si,alasso"], "values with spaces between them: --method si alasso"),
+        (["run", "permuted-digits", "--seed", "0,", "1"], "--seed takes its values with spaces between them: --seed 0"),
+        (["run", "permuted-digits", "--seed=0,1"], "--seed takes its values with spaces between them: --seed 0 1"),
+        (["run", "permuted-digits", "--permute-first", "maybe"], "--permute-first takes no value: leave out 'maybe'"),
+        (["run", "permuted-digits", "-q", "--resume", "yes"], "--resume takes no value: leave out 'yes'"),
         (["run", "permuted-digits", "../imgs"], "path is for split-folder; it changes nothing in permuted-digits"),
         (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
@@ -380,6 +385,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
         (["run"], "missing argument 'benchmark'; see alasso run --help"),
         (["rn"], "no such command 'rn'"),
         (["search", "permuted-digits"], "missing option '--file'; see alasso search --help"),
+        (["demo", "--seed", "0", "1"], "got unexpected extra argument"),
+        (["demo", "--seed", "0,1"], "invalid value for '--seed': "),
         (["demo", "--seed", "one"], "invalid value for '--seed': "),
         (["data", "chek"], "no such command 'chek'"),
         (["data", "check", "--data-dri", "x"], "did you mean --data-dir?"),
@@ -414,6 +421,8 @@ def test_help_is_no_mistake(words, monkeypatch, capsys):
         ("method = 3", "no method '3'"),
         ("[settings]\nc = []", "c is an empty list"),
         ("a = 2", "a is a setting of a method: put it below a line [settings]"),
+        ("epochs = 0", "epochs must be 1 or more, not 0"),
+        ("[settings]\na = -1.0", "a must be a finite number, zero or more, not -1.0"),
         ("batch_size = 2147483648", "batch_size must be below 2³¹, not 2147483648"),
     ],
 )
@@ -423,6 +432,19 @@ def test_a_mistake_in_a_config_file_is_one_line(toml, message, tmp_path, monkeyp
         ["run", "permuted-digits", "--config", tmp_path / "x.toml", "--out", tmp_path], monkeypatch, capsys
     )
     assert code == 2 and message in errors and len(errors.splitlines()) == 1
+    assert f"{tmp_path / 'x.toml'}: " in errors
+
+
+def test_a_mistake_on_the_command_line_is_not_said_to_be_the_files(tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.toml").write_text("epochs = 1\n[settings]\nc = 0.5\n")
+    words = ["run", "permuted-digits", "--config", tmp_path / "x.toml", "--out", tmp_path]
+    for mistake, said in (
+        (["--tasks", -1], "tasks must be"),
+        (["--set", "xi=-1"], "xi must"),
+        (["--seed", -1], "seed"),
+    ):
+        code, _, errors = in_process([*words, *mistake], monkeypatch, capsys)
+        assert code == 2 and errors.startswith(f"alasso: {said}")
 
 
 def test_a_reference_that_does_not_fit_is_refused_before_anything_is_run(tmp_path, monkeypatch, capsys):
@@ -573,6 +595,8 @@ def test_multi_value_options():
     assert arguments.spread_values(["run", "b", "--method", "sgd", "si", "--epochs", "3"]) == [
         "run", "b", "--method", "sgd", "--method", "si", "--epochs", "3",
     ]  # fmt: skip
+    own_images = ["run", "split-folder", "--seed", "0", "-q", "my,images", "--set", "a=1,2"]
+    assert arguments.spread_values(own_images) == own_images
     assert arguments.parsed_settings(["a=1,2", "c=x"]) == {"a": ["1", "2"], "c": ["x"]}
 
 
@@ -642,7 +666,8 @@ def test_a_network_too_large_for_the_memory_is_one_line(tmp_path, monkeypatch, c
     words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
     code, output, errors = in_process(words, monkeypatch, capsys)
     assert code == 2 and not output
-    assert errors == "alasso: out of memory; of runs, a smaller batch_size or hidden, or fewer --lanes, help\n"
+    less = "a smaller image_size, batch_size or hidden, or with fewer --lanes"
+    assert errors == f"alasso: out of memory; a run takes less with {less}\n"
 
 
 @pytest.mark.parametrize(

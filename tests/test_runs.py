@@ -868,6 +868,18 @@ def test_a_network_from_python_that_does_not_fit_is_refused_in_one_sentence(mode
     assert not list(tmp_path.iterdir())
 
 
+def test_images_with_their_channels_last_are_told_to_have_them_first():
+    x, y = torch.rand(8, 8, 8, 3), torch.arange(8) % 2
+    stream = Stream.of([((x, y), (x, y))])
+    last = r"inputs of shape \(8, 8, 3\).*; channels come first: \(3, 8, 8\), as x.permute\(0, 3, 1, 2\) makes them"
+    config = RunConfig.own("sgd", epochs=1, model="cifar-cnn")
+    for model in (None, lambda: nn.Sequential(nn.Conv2d(3, 1, 8), nn.Flatten(), nn.Linear(1, 2))):
+        with pytest.raises(AlassoError, match=last):
+            train.run(config, stream=stream, model=model, device="cpu")
+    first = x.permute(0, 3, 1, 2)
+    train.run(config, stream=Stream.of([((first, y), (first, y))]), device="cpu")
+
+
 def test_a_network_from_python_draws_what_it_drew_before_it_was_tried(tmp_path):
     class Noisy(nn.Linear):
         def forward(self, x):

@@ -97,9 +97,22 @@ def _image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, in
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise AlassoError(
             f"this network takes images of at least {least} × {least} pixels, not inputs of shape {input_shape}"
+            f"{_channels_first(input_shape)}"
         )
     channels, height, width = input_shape
     return channels, height, width
+
+
+def _channels_first(input_shape: tuple[int, ...]) -> str:
+    """End of an error message, where images seem to have their channels last.
+
+    >>> _channels_first((8, 8, 3)), _channels_first((3, 8, 8))
+    ('; channels come first: (3, 8, 8), as x.permute(0, 3, 1, 2) makes them', '')
+    """
+    if len(input_shape) != 3 or input_shape[2] not in (1, 3, 4) or input_shape[0] in (1, 3, 4):
+        return ""
+    height, width, channels = input_shape
+    return f"; channels come first: {(channels, height, width)}, as x.permute(0, 3, 1, 2) makes them"
 
 
 def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -145,7 +158,8 @@ def _check_answers(model: nn.Module, name: str, input_shape: tuple[int, ...], cl
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             outputs = model.eval()(torch.zeros(2, *input_shape, device=device))
     except Exception as error:
-        raise AlassoError(f"model {name!r} cannot take inputs of shape {input_shape}: {_named(error)}") from error
+        why = f"{_named(error)}{_channels_first(input_shape)}"
+        raise AlassoError(f"model {name!r} cannot take inputs of shape {input_shape}: {why}") from error
     finally:
         model.train(training)
     shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
