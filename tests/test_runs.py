@@ -868,6 +868,15 @@ def test_a_network_from_python_that_does_not_fit_is_refused_in_one_sentence(mode
     assert not list(tmp_path.iterdir())
 
 
+def test_a_network_that_cannot_be_made_does_not_cost_what_was_begun(tmp_path):
+    config = RunConfig.own("sgd", epochs=1, hidden=8)
+    begun = results.checkpoint_path(config, tmp_path)
+    begun.write_bytes(b"begun")
+    with pytest.raises(AlassoError, match="must return an"):
+        train.run(config, stream=customer(0), model=lambda: None, out=tmp_path, device="cpu")
+    assert begun.read_bytes() == b"begun"
+
+
 def test_images_with_their_channels_last_are_told_to_have_them_first():
     x, y = torch.rand(8, 8, 8, 3), torch.arange(8) % 2
     stream = Stream.of([((x, y), (x, y))])

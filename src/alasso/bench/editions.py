@@ -95,8 +95,8 @@ def readable_in(file: Path) -> Editions:
 
 
 def recorded_in(file: Path) -> Editions:
-    """What a result or a checkpoint says of its data; a checkpoint that cannot be read is refused by whom goes on from
-    it.
+    """What a result or a checkpoint says of its data. A checkpoint that cannot be read says nothing here: loading it
+    says why.
     """
     if file.suffix == ".json":
         from alasso.bench import results

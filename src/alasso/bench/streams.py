@@ -321,8 +321,8 @@ def with_edition(stream: Stream) -> Stream:
 
 
 def fingerprint(stream: Stream) -> str:
-    """Eight hex digits of shapes, columns of the head, how often each label comes, and a sample of the values: all of
-    these would have to be read, and those on a GPU to be fetched from there.
+    """Eight hex digits of shapes, columns of the head, how often each label comes, and a sample of the values: to read
+    all values would take long, and longer from a GPU.
     """
     known = hashlib.sha256(repr((stream.input_shape, stream.classes)).encode())
     for task in stream.tasks:

@@ -98,12 +98,14 @@ def run_together(
             refuse_results_of_other_streams(configs, streams, out)
         for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
             saved = results.checkpoint_path(config, out) if out else None
-            if saved and not resume:
-                saved.unlink(missing_ok=True)  # now that device and data are there; lest it be gone on from later
             observer = observers[i] if observers else Quiet()
             lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
             lanes[-1].waypoints = waypoints[i]
             lanes[-1].random = checkpoint.random_state(place)
+        for lane in lanes:
+            if lane.saved and not resume:
+                # Now that device, data and network are there; lest it be gone on from later.
+                lane.saved.unlink(missing_ok=True)
         against = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
         found = trained(lanes, against, out, checkpoint_every)
     return [found[config.name] for config in configs]

@@ -57,8 +57,8 @@ def folder_classes(path: str | Path) -> tuple[str, ...]:
 def folder_edition(path: str | Path) -> str:
     """How many images of how many classes :func:`load_folder` finds, and a fingerprint; no picture is opened.
 
-    The fingerprint is of names and sizes of files: another, or another one's, picture under an old name has hardly ever
-    the same number of bytes, and a folder that was copied is the same.
+    The fingerprint is of names and sizes of files, so that a copied folder is the same. Another picture under an old
+    name hardly ever has as many bytes; where it has, as uncompressed ones may, it is not noticed.
     """
     root = Path(path).expanduser()
     return _edition(root, *_split(root))
