@@ -166,12 +166,12 @@ def begun(tmp_path):
     ]
 
 
-def break_off(config, out):
+def break_off(config, out, examples=1437):
     """Stopped as Ctrl-C stops it, in the second task; nothing is being written any more."""
     device = torch.device("cpu")
     saved = out / f"{config.name}.checkpoint"
     lane = train.begun(config, make_stream(config, None, device), None, device, None, saved, train.Quiet())
-    steps_of_a_task = config.epochs * -(-1437 // config.batch_size)
+    steps_of_a_task = config.epochs * -(-examples // config.batch_size)
     with pytest.raises(train.Stopped, match="task 2"):
         loop.Trainer([lane], 1e9, StopAt(steps_of_a_task + 3)).train()
     assert [path.name for path in out.glob(f"*{config.name}*")] == [saved.name]
@@ -343,6 +343,11 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--set", "a=1", "a=2"], "--set has a twice; several values go in one: a=1,2"),
         (["run", "permuted-digits", "--checkpoint-every", "-1"], "a number of seconds above 0, not -1"),
         (["run", "permuted-digits", "--checkpoint-every", "0"], "a number of seconds above 0, not 0"),
+        (["run", "permuted-digits", "--method", "si,alasso"], "values with spaces between them: --method si alasso"),
+        (["run", "permuted-digits", "--seed", "0,", "1"], "--seed takes its values with spaces between them: --seed 0"),
+        (["run", "permuted-digits", "--seed=0,1"], "--seed takes its values with spaces between them: --seed 0 1"),
+        (["run", "permuted-digits", "--permute-first", "maybe"], "--permute-first takes no value: leave out 'maybe'"),
+        (["run", "permuted-digits", "-q", "--resume", "yes"], "--resume takes no value: leave out 'yes'"),
         (["run", "permuted-digits", "../imgs"], "path is for split-folder; it changes nothing in permuted-digits"),
         (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
@@ -380,6 +385,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
         (["run"], "missing argument 'benchmark'; see alasso run --help"),
         (["rn"], "no such command 'rn'"),
         (["search", "permuted-digits"], "missing option '--file'; see alasso search --help"),
+        (["demo", "--seed", "0", "1"], "got unexpected extra argument"),
+        (["demo", "--seed", "0,1"], "invalid value for '--seed': "),
         (["demo", "--seed", "one"], "invalid value for '--seed': "),
         (["data", "chek"], "no such command 'chek'"),
         (["data", "check", "--data-dri", "x"], "did you mean --data-dir?"),
@@ -414,6 +421,8 @@ def test_help_is_no_mistake(words, monkeypatch, capsys):
         ("method = 3", "no method '3'"),
         ("[settings]\nc = []", "c is an empty list"),
         ("a = 2", "a is a setting of a method: put it below a line [settings]"),
+        ("epochs = 0", "epochs must be 1 or more, not 0"),
+        ("[settings]\na = -1.0", "a must be a finite number, zero or more, not -1.0"),
         ("batch_size = 2147483648", "batch_size must be below 2³¹, not 2147483648"),
     ],
 )
@@ -423,6 +432,19 @@ def test_a_mistake_in_a_config_file_is_one_line(toml, message, tmp_path, monkeyp
         ["run", "permuted-digits", "--config", tmp_path / "x.toml", "--out", tmp_path], monkeypatch, capsys
     )
     assert code == 2 and message in errors and len(errors.splitlines()) == 1
+    assert f"{tmp_path / 'x.toml'}: " in errors
+
+
+def test_a_mistake_on_the_command_line_is_not_said_to_be_the_files(tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.toml").write_text("epochs = 1\n[settings]\nc = 0.5\n")
+    words = ["run", "permuted-digits", "--config", tmp_path / "x.toml", "--out", tmp_path]
+    for mistake, said in (
+        (["--tasks", -1], "tasks must be"),
+        (["--set", "xi=-1"], "xi must"),
+        (["--seed", -1], "seed"),
+    ):
+        code, _, errors = in_process([*words, *mistake], monkeypatch, capsys)
+        assert code == 2 and errors.startswith(f"alasso: {said}")
 
 
 def test_a_reference_that_does_not_fit_is_refused_before_anything_is_run(tmp_path, monkeypatch, capsys):
@@ -470,16 +492,97 @@ def test_help_and_list_answer():
     assert runner.invoke(cli.app, ["--version"]).stdout.startswith("alasso 0.")
 
 
-def test_own_images_through_split_folder(tmp_path, monkeypatch, capsys):
+COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "grey": (90, 90, 90)}
+
+
+def lay_out_images(folder, colours=COLOURS, count=12):
     from PIL import Image
 
     rng = random.Random(0)
-    colours = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "grey": (90, 90, 90)}
-    for name, colour in {**colours, "white": (240, 240, 240)}.items():
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(12):
+    for name, colour in colours.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
             noisy = tuple(min(255, max(0, c + rng.randint(-20, 20))) for c in colour)
-            Image.new("RGB", (20 + i, 24), noisy).save(tmp_path / "images" / name / f"{i}.png")
+            Image.new("RGB", (20 + i, 24), noisy).save(folder / name / f"{i}.png")
+
+
+@pytest.fixture
+def on_images(tmp_path):
+    """A finished run on images of one's own: their folder, and the command."""
+    lay_out_images(tmp_path / "images", count=4)
+    words = [
+        "run",
+        "split-folder",
+        tmp_path / "images",
+        "--epochs",
+        1,
+        "--image-size",
+        8,
+        "--method",
+        "sgd",
+        "--set",
+        "batch_size=1",
+    ]
+    return tmp_path / "images", [*words, "--out", tmp_path / "out", "--device", "cpu", "-q"]
+
+
+def test_a_result_does_not_stand_for_a_run_on_other_images(on_images, tmp_path, monkeypatch, capsys):
+    images, words = on_images
+    for _ in range(2):
+        code, _, errors = in_process(words, monkeypatch, capsys)
+        assert code == 0, errors  # the second time by the first one's result
+    (file,) = (tmp_path / "out").glob("*.json")
+    before, edition = file.read_bytes(), results.read(file).data["images"]
+    assert edition.startswith("folder, 16 images of 4 classes, ")
+    lay_out_images(images, {"red": (0, 0, 0)}, count=6)
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and file.read_bytes() == before and not output
+    assert errors == (
+        f"alasso: the images in {images} have changed since {file.name} was written; "
+        "run again with --restart, or into another --out\n"
+    )
+    code, _, errors = in_process([*words, "--restart"], monkeypatch, capsys)
+    assert code == 0, errors
+    assert results.read(file).data["images"].startswith("folder, 18 images of 4 classes, ")
+    images.rename(tmp_path / "elsewhere")
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert errors.startswith(f"alasso: there is no folder {images}; {file.name} was made on images that were there: ")
+
+
+def test_a_checkpoint_is_not_gone_on_from_with_other_images(on_images, tmp_path, monkeypatch, capsys):
+    images, words = on_images
+    config = RunConfig.for_benchmark("split-folder", "sgd", path=str(images), epochs=1, image_size=8, batch_size=1)
+    break_off(config, tmp_path / "out", examples=6)
+    saved = tmp_path / "out" / f"{config.name}.checkpoint"
+    before = saved.read_bytes()
+    lay_out_images(images, {"red": (0, 0, 0)}, count=6)
+    code, _, errors = in_process([*words, "--resume"], monkeypatch, capsys)
+    assert code == 2 and len(errors.splitlines()) == 1 and saved.read_bytes() == before
+    assert f"the images in {images} have changed since {saved.name} was written; run again with --restart" in errors
+    with pytest.raises(
+        AlassoError, match=r"was begun on other data \(images: folder, 16 images .*; now images: folder"
+    ):
+        train.run(config, out=tmp_path / "out", resume=True, device="cpu")
+    lay_out_images(tmp_path / "as-before" / "images", count=4)
+    images.rename(tmp_path / "changed")
+    (tmp_path / "as-before" / "images").rename(images)
+    code, _, errors = in_process([*words, "--resume"], monkeypatch, capsys)
+    assert code == 0 and not saved.exists(), errors
+
+
+def test_results_from_before_fingerprints_stand_for_whatever_images_there_are(on_images, tmp_path, monkeypatch, capsys):
+    _, words = on_images
+    in_process(words, monkeypatch, capsys)
+    (file,) = (tmp_path / "out").glob("*.json")
+    old = replace(results.read(file), data={"images": "folder"})
+    results.write(old, tmp_path / "out")
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0 and results.read(file) == old, errors
+
+
+def test_own_images_through_split_folder(tmp_path, monkeypatch, capsys):
+    lay_out_images(tmp_path / "images", {**COLOURS, "white": (240, 240, 240)})
     words = ["run", "split-folder", tmp_path / "images", "--epochs", 2, "--image-size", 16]
     code, output, errors = in_process([*words, "--out", tmp_path / "out", "--device", "cpu"], monkeypatch, capsys)
     assert code == 0, errors
@@ -492,6 +595,8 @@ def test_multi_value_options():
     assert arguments.spread_values(["run", "b", "--method", "sgd", "si", "--epochs", "3"]) == [
         "run", "b", "--method", "sgd", "--method", "si", "--epochs", "3",
     ]  # fmt: skip
+    own_images = ["run", "split-folder", "--seed", "0", "-q", "my,images", "--set", "a=1,2"]
+    assert arguments.spread_values(own_images) == own_images
     assert arguments.parsed_settings(["a=1,2", "c=x"]) == {"a": ["1", "2"], "c": ["x"]}
 
 
@@ -561,7 +666,8 @@ def test_a_network_too_large_for_the_memory_is_one_line(tmp_path, monkeypatch, c
     words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
     code, output, errors = in_process(words, monkeypatch, capsys)
     assert code == 2 and not output
-    assert errors == "alasso: out of memory; of runs, a smaller batch_size or hidden, or fewer --lanes, help\n"
+    less = "a smaller image_size, batch_size or hidden, or with fewer --lanes"
+    assert errors == f"alasso: out of memory; a run takes less with {less}\n"
 
 
 @pytest.mark.parametrize(

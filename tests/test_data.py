@@ -8,6 +8,8 @@ import hashlib
 import http.server
 import io
 import json
+import re
+import shutil
 import stat
 import struct
 import subprocess
@@ -789,7 +791,8 @@ def test_folder_split_is_seeded_and_per_class(tmp_path: Path) -> None:
     (root / "cat" / "notes.txt").write_text("not a picture")
     (root / ".hidden").mkdir()
     images = data.load_folder(root, 4)
-    assert (images.name, images.edition, images.scale) == ("pets", "folder", 255.0)
+    assert (images.name, images.scale) == ("pets", 255.0)
+    assert re.fullmatch(r"folder, 17 images of 3 classes, [0-9a-f]{8}", images.edition)
     assert images.classes == ("cat", "dog", "train")
     assert np.bincount(images.train_labels).tolist() == [1, 8, 4]
     assert np.bincount(images.test_labels).tolist() == [1, 2, 1]
@@ -804,6 +807,19 @@ def test_folder_split_is_seeded_and_per_class(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         with_ant.test_images[with_ant.test_labels == 2], images.test_images[images.test_labels == 1]
     )
+
+
+def test_a_folders_fingerprint_is_of_its_pictures_names_and_sizes(tmp_path: Path) -> None:
+    root = lay_out_pictures(tmp_path / "pets", {"dog": 10, "cat": 2})
+    edition = data.folder_edition(root)
+    assert edition == data.load_folder(root, 4).edition
+    (root / "cat" / "notes.txt").write_text("not a picture")
+    shutil.copytree(root, tmp_path / "copied")
+    assert data.folder_edition(tmp_path / "copied") == edition
+    (root / "dog" / "3.png").rename(root / "dog" / "other.png")
+    renamed = data.folder_edition(root)
+    save(root / "cat" / "0.png", Image.new("RGB", (60, 90), (9, 8, 7)))
+    assert len({edition, renamed, data.folder_edition(root)}) == 3
 
 
 @pytest.mark.parametrize("half", ["test", "val"])

@@ -1346,6 +1346,73 @@ def test_a_damaged_result_is_said_with_what_to_do_about_it(folder, tmp_path, mon
         assert "Nothing to run" not in output
 
 
+ON_IMAGES = """
+title = "On images"
+benchmark = "split-folder"
+[fields]
+path = "images"
+epochs = 1
+image_size = 8
+[runs]
+sgd = {}
+si = {}
+"""
+ABOUT_IMAGES = """
+[[claim]]
+id = "gap"
+topic = "Images"
+where = "here"
+says = "SI is above nothing"
+at_least = -1.0
+why = "anything is"
+how = "difference"
+of = "on-images/si"
+less = "on-images/sgd"
+"""
+
+
+def test_a_study_on_images_of_ones_own_notices_that_they_changed(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study" / "experiments").mkdir(parents=True)
+    (tmp_path / "study" / "experiments" / "on-images.toml").write_text(ON_IMAGES)
+    (tmp_path / "study" / "claims.toml").write_text(ABOUT_IMAGES)
+    (tmp_path / "study" / "document.md").write_text("{{editions}}\n")
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (9 + i, 9), (i, 0, 0)).save(tmp_path / "images" / name / f"{i}.png")
+    words = ["reproduce", "--study", "study", "--out", "out", "--device", "cpu"]
+    code, output, errors = command([*words, "--quiet"], monkeypatch, capsys, width=300)
+    assert code == 0, errors
+    assert "Images (images folder)" in output
+    assert "images: folder, 8 images of 2 classes, " in (tmp_path / "out" / "reproduction.md").read_text()
+    code, output, errors = command(words, monkeypatch, capsys, width=300)
+    assert code == 0 and "Nothing to run" in output, errors
+
+    first = next((tmp_path / "out").glob("*_si_*_s0.json"))
+    first.unlink()
+    (tmp_path / "images" / "a" / "0.png").unlink()
+    for more in ([], ["--quiet"], ["--plan"]):
+        code, output, errors = command([*words, *more], monkeypatch, capsys, width=300)
+        assert code == 2 and len(errors.splitlines()) == 1
+        assert "the images in images have changed since split-folder_sgd_" in errors and "--judge" in errors
+    code, output, errors = command([*words, "--judge"], monkeypatch, capsys, width=300)
+    assert code == 0 and "not run" in output, errors
+
+
+def test_editions_are_shown_in_full_where_there_are_several():
+    one = evidence({"si": [0.5], "ewc": [0.5]}, data={"pets": "folder, 8 images of 2 classes, 1a2b3c4d"})
+    assert one.edition(["x/si", "x/ewc"]) == "pets folder"
+    other = replace(*one.group("x/si").results, data={"pets": "folder, 9 images of 2 classes, 5e6f7a8b"})
+    several = Evidence(one.experiments, [other, *one.group("x/ewc").results])
+    assert (
+        several.edition(["x/si", "x/ewc"])
+        == "pets folder, 8 images of 2 classes, 1a2b3c4d and folder, 9 images of 2 classes, 5e6f7a8b"
+    )
+
+
 def test_the_tally_counts_in_words():
     def one(verdict):
         return SimpleNamespace(verdict=verdict)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import CsvLog
-from alasso.bench.streams import Stream
+from alasso.bench.streams import Stream, fingerprint, with_edition
 from alasso.bench.waypoints import on_the_way
 from alasso.errors import DivergedError
 from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
@@ -848,6 +849,121 @@ def test_two_tensor_datasets_from_python():
         stream=Stream.of([(first, first), (second, second)]),
     )
     assert result.accuracy[0][0] > 0.9 and len(result.accuracy) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Linear(6, 2), r"model must be a function that makes a network, not this Linear: model=lambda: Linear\(…\)"),
+        ("mlp", "model must be a function that makes a network, not 'mlp'; RunConfig takes names"),
+        (lambda: None, "must return an nn.Module with weights to train, not this NoneType"),
+        (lambda: nn.Linear(6, 1), r"must answer two inputs with a tensor of shape \(2, 2\), not \(2, 1\)"),
+        (lambda: nn.Linear(5, 2), r"cannot take inputs of shape \(6,\): RuntimeError: "),
+        (lambda shape, classes: nn.Linear(6, 2), "fails when it is called with nothing: TypeError: "),
+    ],
+)
+def test_a_network_from_python_that_does_not_fit_is_refused_in_one_sentence(model, said, tmp_path):
+    with pytest.raises(AlassoError, match=said):
+        train.run(RunConfig.own("si", epochs=1), stream=customer(0), model=model, out=tmp_path, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_that_cannot_be_made_does_not_cost_what_was_begun(tmp_path):
+    config = RunConfig.own("sgd", epochs=1, hidden=8)
+    begun = results.checkpoint_path(config, tmp_path)
+    begun.write_bytes(b"begun")
+    with pytest.raises(AlassoError, match="must return an"):
+        train.run(config, stream=customer(0), model=lambda: None, out=tmp_path, device="cpu")
+    assert begun.read_bytes() == b"begun"
+
+
+def test_images_with_their_channels_last_are_told_to_have_them_first():
+    x, y = torch.rand(8, 8, 8, 3), torch.arange(8) % 2
+    stream = Stream.of([((x, y), (x, y))])
+    last = r"inputs of shape \(8, 8, 3\).*; channels come first: \(3, 8, 8\), as x.permute\(0, 3, 1, 2\) makes them"
+    config = RunConfig.own("sgd", epochs=1, model="cifar-cnn")
+    for model in (None, lambda: nn.Sequential(nn.Conv2d(3, 1, 8), nn.Flatten(), nn.Linear(1, 2))):
+        with pytest.raises(AlassoError, match=last):
+            train.run(config, stream=stream, model=model, device="cpu")
+    first = x.permute(0, 3, 1, 2)
+    train.run(config, stream=Stream.of([((first, y), (first, y))]), device="cpu")
+
+
+def test_a_network_from_python_draws_what_it_drew_before_it_was_tried(tmp_path):
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return super().forward(x + torch.rand_like(x))
+
+    def unchecked():
+        torch.manual_seed(0)
+        return [Noisy(6, 2).weight, torch.rand(1)]
+
+    torch.manual_seed(0)
+    drawn = [models.built_by(lambda: Noisy(6, 2), (6,), 2).weight, torch.rand(1)]
+    assert all(torch.equal(*pair) for pair in zip(drawn, unchecked(), strict=True))
+
+
+def test_folders_may_be_given_as_text(tmp_path):
+    train.run(RunConfig.own("sgd", epochs=1, hidden=8), stream=customer(0), out=str(tmp_path / "out"), device="cpu")
+    assert len(list((tmp_path / "out").glob("*.json"))) == 1
+
+
+def customer(seed, name="own data", tasks=2):
+    """Tasks that are like those of any other customer in all but what they hold."""
+    x = torch.rand(40, 6, generator=torch.Generator().manual_seed(seed))
+    y = torch.arange(40) % 2
+    return Stream.of([((x, y), (x[:10], y[:10]))] * tasks, name=name)
+
+
+def test_a_result_is_not_written_over_by_one_on_another_stream(tmp_path):
+    config = RunConfig.own("sgd", epochs=1, hidden=8)
+    first = train.run(config, stream=customer(1, "A"), out=tmp_path, device="cpu")
+    assert list(first.data) == ["A"] and re.fullmatch(
+        r"own data, 100 examples in 2 tasks, [0-9a-f]{8}", first.data["A"]
+    )
+    before = (tmp_path / f"{config.name}.json").read_bytes()
+    for other in (customer(2, "A"), customer(1, "B"), customer(1, "A", tasks=3)):
+        with pytest.raises(
+            AlassoError, match=r"\.json is of another stream \(A: own data, .*give another folder as out"
+        ):
+            train.run(config, stream=other, out=tmp_path, device="cpu")
+    assert (tmp_path / f"{config.name}.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+    train.run(config, stream=customer(2, "B"), out=tmp_path / "B", device="cpu")
+    again = train.run(config, stream=customer(1, "A"), out=tmp_path, device="cpu")
+    assert (again.data, again.accuracy) == (first.data, first.accuracy)
+    results.write(replace(first, data={}), tmp_path)  # as before streams were told apart
+    train.run(config, stream=customer(2, "A"), out=tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_unfinished_run_on_another_stream_is_neither_gone_on_with_nor_thrown_away(resume, tmp_path):
+    config = RunConfig.own("sgd", epochs=1, hidden=8)
+    stream, device, path = with_edition(customer(1)), torch.device("cpu"), results.checkpoint_path(config, tmp_path)
+    writer, state = checkpoint.Writer(), train.make_learner(config, stream, None, device).state_dict()
+    writer.save(path, config, checkpoint.Position(), state, device, stream.editions)
+    writer.finish()
+    with pytest.raises(
+        AlassoError, match=r"\.checkpoint is of another stream \(own data: own data, .*out, or delete it"
+    ):
+        train.run(config, stream=customer(2), out=tmp_path, resume=resume, device="cpu")
+    assert path.exists()
+    assert train.run(config, stream=customer(1), out=tmp_path, resume=resume, device="cpu").data == stream.editions
+
+
+def test_a_streams_fingerprint_is_of_its_examples_and_their_places():
+    x, y = torch.rand(50, 3, 40, 40), torch.arange(50) % 4
+    swapped, brighter = y.clone(), x.clone()
+    swapped[7], brighter[-1] = 3 - y[7], 1.0
+    streams = [
+        Stream.of([((x, y), (x, y))] * 2),
+        Stream.of([((x, y), (x, y))] * 2, heads="own"),
+        Stream.of([((x, y), (x, y))]),
+        Stream.of([((x, swapped), (x, y))] * 2),
+        Stream.of([((x, y), (brighter, y))] * 2),
+        Stream.of([((x.view(50, 40, 3, 40), y),) * 2] * 2),
+    ]
+    assert len({fingerprint(stream) for stream in streams}) == len(streams)
+    assert fingerprint(Stream.of([((x.double().numpy(), y), (x.clone(), y))] * 2)) == fingerprint(streams[0])
 
 
 def test_learners_and_catalog_know_the_same_methods():

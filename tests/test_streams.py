@@ -194,6 +194,10 @@ def test_own_streams_with_heads_of_their_own():
         (lambda x, y: Stream.of([TensorDataset(x, y), TensorDataset(x, y)]), "task 1 is no pair"),
         (lambda x, y: Stream.of([(x, y), (x, y)]), "task 1 is no pair"),
         (lambda x, y: Stream.of([((x, y), (x, y)), ((x, y),)]), "task 2 is no pair"),
+        (lambda x, y: Stream.of(x), "a stream is made of a list of pairs, not of a Tensor: Stream.of"),
+        (lambda x, y: Stream.of(TensorDataset(x, y)), "a list of pairs, not of a TensorDataset"),
+        (lambda x, y: Stream.of(3), "a list of pairs, not of a int"),
+        (lambda x, y: Stream.of([((x, y[0]), (x, y))]), "single numbers for inputs or labels"),
         (lambda x, y: Stream.of([(3, (x, y))]), "neither a torch Dataset nor"),
     ],
 )

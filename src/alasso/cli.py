@@ -92,7 +92,8 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        print("alasso: out of memory; of runs, a smaller batch_size or hidden, or fewer --lanes, help", file=sys.stderr)
+        less = "a smaller image_size, batch_size or hidden, or with fewer --lanes"
+        print(f"alasso: out of memory; a run takes less with {less}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `alasso … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

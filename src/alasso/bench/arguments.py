@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from alasso.errors import AlassoError
 
 #: Options that take several values after one flag: --seed 0 1 2
 SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
+#: Options of ``alasso run`` that take none.
+FLAGS = ("--permute-first", "--resume", "--restart", "--quiet", "-q")
 
 
 def asked_for(
@@ -29,12 +33,28 @@ def asked_for(
         raise AlassoError(f"{file} is for another benchmark than {benchmark}")
     file_methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
     file_seeds = listed(from_file.pop("seed", 0))
+    of_line = settings
     settings = {name: listed(value) for name, value in file_settings.items()} | settings
     for name, values in {**settings, "method": file_methods, "seed": file_seeds}.items():
         if not values:
             raise AlassoError(f"{file}: {name} is an empty list")
-    fields = from_file | {name: value for name, value in fields.items() if value is not None}
-    return runs.combinations(benchmark, methods or file_methods, seeds or file_seeds, fields, settings)
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return runs.combinations(benchmark, methods or file_methods, seeds or file_seeds, from_file | given, settings)
+    except AlassoError as error:
+        on_the_line = {name: values for name, values in settings.items() if name in of_line}
+        without_file = partial(runs.combinations, benchmark, methods or ["alasso"], seeds or [0], given, on_the_line)
+        if file is None or _refusal_of(without_file) == str(error):
+            raise
+        raise AlassoError(f"{file}: {error}") from error
+
+
+def _refusal_of(make: Callable[[], object]) -> str | None:
+    try:
+        make()
+    except AlassoError as error:
+        return str(error)
+    return None
 
 
 def listed(value: Any) -> list[Any]:
@@ -60,6 +80,13 @@ def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) 
         if options.get(name) is not None:
             option = "PATH" if name == "path" else f"--{name.replace('_', '-')}"
             raise AlassoError(f"{name} is given by {option} and by --set: give it once")
+
+
+def refuse_value_of_flag(words: Sequence[str], path: Path | None) -> None:
+    """A word behind a flag is taken for the PATH that only images of one's own have."""
+    for flag, word in pairwise(words):
+        if path is not None and flag in FLAGS and Path(word) == path:
+            raise AlassoError(f"{flag} takes no value: leave out {word!r}")
 
 
 def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[str]:
@@ -103,15 +130,27 @@ def spread_values(words: Sequence[str]) -> list[str]:
 
     >>> spread_values(["run", "x", "--seed"])
     ['run', 'x', '--seed']
+
+    Values with commas between them are refused, except of --set, where they belong to one setting.
     """
+    if words[:1] == ["demo"]:  # which has one seed
+        return list(words)
     spread: list[str] = []
     flag = None
     for word in words:
         if word.startswith("-") and not word[1:2].isdigit():  # --seed -1 is a mistake of another kind
             flag = word if word in SEVERAL else None
+            refuse_commas(*word.partition("=")[::2])
             spread.append(word)
         elif flag is not None:
+            refuse_commas(flag, word)
             spread += [word] if spread[-1] == flag else [flag, word]
         else:
             spread.append(word)
     return spread
+
+
+def refuse_commas(flag: str, word: str) -> None:
+    values = [value.strip() for value in word.split(",") if value.strip()]
+    if flag in SEVERAL and flag != "--set" and "," in word and values:
+        raise AlassoError(f"{flag} takes its values with spaces between them: {flag} {' '.join(values)}")

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from alasso.bench import editions
 from alasso.bench.atomic import whole_file
 from alasso.bench.config import RunConfig
 from alasso.errors import AlassoError
@@ -160,8 +161,9 @@ def load(
         raise AlassoError(
             f"{path} is a checkpoint of another run: {', '.join(differing)} differ; delete it to start over"
         )
-    if content["data"] != (now := dict(data or {})):
-        raise AlassoError(f"{path} was begun on other data ({content['data']}, now {now}); delete it to start over")
+    if editions.unlike(content["data"], now := data or {}):
+        before, after = editions.in_words(content["data"]), editions.in_words(now)
+        raise AlassoError(f"{path} was begun on other data ({before}; now {after}); delete it to start over")
     restore_random_state(content["random"], device)
     return Position(**content["position"]), content["learner"]
 

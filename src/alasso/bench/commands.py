@@ -82,6 +82,8 @@ def run(
     )
     settings = arguments.parsed_settings(set_ or [])
     arguments.refuse_given_twice({**fields, "seed": seed}, settings)
+    if benchmark != "split-folder":
+        arguments.refuse_value_of_flag(sys.argv[1:], path)
     configs = arguments.asked_for(benchmark, config, method, seed, fields, settings)
     against = read_reference(reference, configs) if reference else None
     for notice in [*notices(configs, options, against), *arguments.not_for_all(configs, settings)]:

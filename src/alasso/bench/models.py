@@ -97,19 +97,52 @@ def _image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, in
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise AlassoError(
             f"this network takes images of at least {least} × {least} pixels, not inputs of shape {input_shape}"
+            f"{_channels_first(input_shape)}"
         )
     channels, height, width = input_shape
     return channels, height, width
 
 
+def _channels_first(input_shape: tuple[int, ...]) -> str:
+    """End of an error message, where images seem to have their channels last.
+
+    >>> _channels_first((8, 8, 3)), _channels_first((3, 8, 8))
+    ('; channels come first: (3, 8, 8), as x.permute(0, 3, 1, 2) makes them', '')
+    """
+    if len(input_shape) != 3 or input_shape[2] not in (1, 3, 4) or input_shape[0] in (1, 3, 4):
+        return ""
+    height, width, channels = input_shape
+    return f"; channels come first: {(channels, height, width)}, as x.permute(0, 3, 1, 2) makes them"
+
+
 def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network of one's own, of which it is found out here, and not in the middle of a run, whether it can answer."""
+    """A network of one's own by ``module:factory``."""
     factory = _own(name)
     try:
         model = factory(input_shape, classes)
     except Exception as error:
         given = f"({input_shape}, {classes})"
         raise AlassoError(f"model {name!r} fails when it is called with {given}: {_named(error)}") from error
+    return _checked(model, name, input_shape, classes)
+
+
+def built_by(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of one's own by a function from Python, which takes nothing."""
+    if isinstance(factory, nn.Module):
+        of = type(factory).__name__
+        raise AlassoError(f"model must be a function that makes a network, not this {of}: model=lambda: {of}(…)")
+    if not callable(factory):
+        raise AlassoError(f"model must be a function that makes a network, not {factory!r}; RunConfig takes names")
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        model = factory()
+    except Exception as error:
+        raise AlassoError(f"model {name!r} fails when it is called with nothing: {_named(error)}") from error
+    return _checked(model, name, input_shape, classes)
+
+
+def _checked(model: object, name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of which it is found out here, and not in the middle of a run, whether it can answer."""
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         found = type(model).__name__
         raise AlassoError(f"model {name!r} must return an nn.Module with weights to train, not this {found}")
@@ -119,12 +152,14 @@ def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 @torch.no_grad()
 def _check_answers(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int) -> None:
-    training = model.training
+    training, device = model.training, next(model.parameters()).device
     try:
-        with torch.random.fork_rng(devices=[]):  # what it may draw is not missed later
-            outputs = model.eval()(torch.zeros(2, *input_shape))
+        # What it may draw is not missed later.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            outputs = model.eval()(torch.zeros(2, *input_shape, device=device))
     except Exception as error:
-        raise AlassoError(f"model {name!r} cannot take inputs of shape {input_shape}: {_named(error)}") from error
+        why = f"{_named(error)}{_channels_first(input_shape)}"
+        raise AlassoError(f"model {name!r} cannot take inputs of shape {input_shape}: {why}") from error
     finally:
         model.train(training)
     shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__

@@ -76,8 +76,8 @@ def read(path: Path) -> Result:
         result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
         metrics.lower_triangle(result.accuracy)
         check_length(result)
-        if not isinstance(result.environment, dict) or not isinstance(result.metrics, dict):
-            raise AlassoError("environment and metrics must be objects")
+        if not all(isinstance(part, dict) for part in (result.environment, result.data, result.metrics)):
+            raise AlassoError("environment, data and metrics must be objects")
         check_stack(result)
     except (TypeError, KeyError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error

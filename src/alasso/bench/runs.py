@@ -17,6 +17,7 @@ from alasso.bench import divergence, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
 from alasso.bench.divergence import Divergence
+from alasso.bench.editions import refuse_changed_images
 from alasso.bench.naming import label, labels, shorter_runs, varying_settings
 from alasso.bench.progress import (
     Bars,
@@ -94,6 +95,7 @@ def carry_out(
     check_folder(configs, options)
     paths = {config.name: results.result_path(config, options.out) for config in configs}
     done = {config.name: read_back(paths[config.name]) for config in configs if is_done(config, options)}
+    refuse_those_of_other_images(configs, options)
     varying = varying_settings(configs)
     left = [config for config in configs if config.name not in done]
     shorter = on_the_way(left)
@@ -225,6 +227,20 @@ def is_done(config: RunConfig, options: Options) -> bool:
     # A checkpoint that is older than the result is of a run that was killed in its very last moment; a newer one is of
     # a run that was started over and stopped.
     return not (options.resume and begun.exists() and begun.stat().st_mtime_ns > finished.stat().st_mtime_ns)
+
+
+def stands_for(config: RunConfig, options: Options) -> Path | None:
+    """The result that stands in place of the run, or the checkpoint that it goes on from; None where it starts anew."""
+    if is_done(config, options):
+        return results.result_path(config, options.out)
+    begun = results.checkpoint_path(config, options.out)
+    return begun if options.resume and begun.exists() else None
+
+
+def refuse_those_of_other_images(configs: Sequence[RunConfig], options: Options) -> None:
+    """Before anything is run: nothing stands for a run on images that it was not made on."""
+    files = [(config, file) for config in configs if (file := stands_for(config, options))]
+    refuse_changed_images(files, "run again with --restart, or into another --out")
 
 
 def read_back(path: Path) -> Result:

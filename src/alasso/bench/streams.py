@@ -7,7 +7,8 @@ order is drawn from the seed when the stream is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from alasso.bench.data import ImageSet
+from alasso.bench.editions import OWN_DATA
 from alasso.errors import AlassoError
 from alasso.wording import count_of
 
@@ -88,7 +90,7 @@ class Stream:
 
         ``heads="shared"``: all tasks answer with the same classes. ``heads="own"``: each task has columns of its own,
         and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats. Test
-        labels that are not trained on are refused.
+        labels that are not trained on are refused. Results record ``name``, and a fingerprint of the examples.
         """
         return _own_stream(tasks, name, heads, torch.device(device))
 
@@ -226,6 +228,10 @@ def _class_tasks(
 def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.device) -> Stream:
     if heads not in ("shared", "own"):
         raise AlassoError(f"heads must be shared or own, not {heads!r}")
+    if isinstance(pairs, Tensor | np.ndarray | torch.utils.data.Dataset | str) or not isinstance(pairs, Iterable):
+        found = type(pairs).__name__
+        raise AlassoError(f"a stream is made of a list of pairs, not of a {found}: Stream.of([(train_1, test_1), …])")
+    pairs = list(pairs)
     if not pairs:
         raise AlassoError("a stream needs at least one (train, test) pair")
     for t, given in enumerate(pairs):
@@ -289,13 +295,52 @@ def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
         half = (torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items]))
     try:
         x, y = (torch.as_tensor(part) for part in half)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise AlassoError(f"{where} is neither a torch Dataset nor a pair of tensors (x, y)") from error
+    if x.dim() == 0 or y.dim() == 0:
+        raise AlassoError(f"{where} has single numbers for inputs or labels; it needs a row for each example")
     if len(x) != len(y) or len(x) == 0:
         raise AlassoError(f"{where} has {len(x)} inputs and {len(y)} labels; it needs as many of each, and some")
     if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0:
         raise AlassoError(f"{where}: labels must be class numbers 0, 1, …, one an example")
     return x, y.long()
+
+
+# -- what tells streams of one's own apart ----------------------------------------------------------------------
+
+SAMPLED_EXAMPLES, SAMPLED_VALUES = 32, 1024  # of each task's halves; of each of these examples
+
+
+def with_edition(stream: Stream) -> Stream:
+    """One that says which data it is made of: of tasks from Python, how many there are, and a fingerprint."""
+    if stream.editions:
+        return stream
+    examples = sum(len(half) for task in stream.tasks for half in (task.train, task.test))
+    what = f"{count_of(examples, 'example')} in {count_of(len(stream), 'task')}"
+    return replace(stream, editions={stream.name: f"{OWN_DATA}, {what}, {fingerprint(stream)}"})
+
+
+def fingerprint(stream: Stream) -> str:
+    """Eight hex digits of shapes, columns of the head, how often each label comes, and a sample of the values: to read
+    all values would take long, and longer from a GPU.
+    """
+    known = hashlib.sha256(repr((stream.input_shape, stream.classes)).encode())
+    for task in stream.tasks:
+        for half in (task.train, task.test):
+            labels = half.labels if half.rows is None else half.labels[half.rows]
+            known.update(repr((task.head, len(half), labels.bincount().tolist())).encode())
+            for values in sample(half):
+                known.update(values.cpu().contiguous().numpy().tobytes())
+    return known.hexdigest()[:8]
+
+
+def sample(examples: Examples) -> tuple[Tensor, Tensor]:
+    """Some values of some examples, and their labels, the same ones every time; from the first to the last."""
+    count = min(len(examples), SAMPLED_EXAMPLES)
+    at = [i * (len(examples) - 1) // max(count - 1, 1) for i in range(count)]
+    x, y = examples.batch(torch.tensor(at, device=examples.images.device))
+    flat = x.flatten(1) if x.dim() > 1 else x[:, None]
+    return flat[:, :: -(-flat.shape[1] // SAMPLED_VALUES)], y
 
 
 # -- placing ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alasso.bench import checkpoint, models, results
+from alasso.bench import checkpoint, editions, models, results
 from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
 from alasso.bench.config import RunConfig
@@ -20,7 +20,7 @@ from alasso.bench.loop import Lane, Trainer
 from alasso.bench.methods import LEARNERS
 from alasso.bench.progress import Observer, Quiet, Stopped, stop_on_request
 from alasso.bench.results import Result
-from alasso.bench.streams import Stream
+from alasso.bench.streams import Stream, with_edition
 from alasso.bench.taking import taken
 from alasso.bench.variational import Variational
 from alasso.bench.waypoints import Waypoint
@@ -34,8 +34,8 @@ def run(
     *,
     stream: Stream | None = None,
     model: Callable[[], nn.Module] | None = None,
-    out: Path | None = None,
-    data_dir: Path | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
     device: str = "auto",
     resume: bool = False,
     reference: Result | None = None,
@@ -45,7 +45,8 @@ def run(
     """Train ``config.method`` on the stream, task after task, and measure it on all tasks seen so far after each.
 
     With ``out``, the result is written there, and a checkpoint beside it while the run goes on; ``resume`` continues
-    from it. ``stream`` and ``model`` (a function that makes one) replace those that the config names.
+    from it. ``stream`` and ``model`` (a function that makes one) replace those that the config names; a result of the
+    same config on another stream is not written over.
     """
     (result,) = run_together(
         [config],
@@ -67,8 +68,8 @@ def run_together(
     *,
     streams: Sequence[Stream] | None = None,
     model: Callable[[], nn.Module] | None = None,
-    out: Path | None = None,
-    data_dir: Path | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
     device: str = "auto",
     resume: bool = False,
     references: Sequence[Result | None] | None = None,
@@ -82,22 +83,29 @@ def run_together(
     """
     refuse_what_is_no_config(configs)
     refuse_doubles(configs)
+    out, data_dir = (None if folder is None else Path(folder) for folder in (out, data_dir))
     place = torch_device(device)
+    own = bool(streams)
     streams = streams or make_streams(configs, data_dir, place)
     refuse_other_lengths(configs, streams)
+    streams = [with_edition(stream) for stream in streams]
     set_precision(configs[0].precision)
     waypoints = waypoints or [()] * len(configs)
     passed = [waypoint.config for of_run in waypoints for waypoint in of_run]
     with taken(out, [config.name for config in (*configs, *passed)]) if out else nullcontext():
         lanes = []
+        if own and out:
+            refuse_results_of_other_streams(configs, streams, out)
         for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
             saved = results.checkpoint_path(config, out) if out else None
-            if saved and not resume:
-                saved.unlink(missing_ok=True)  # now that device and data are there; lest it be gone on from later
             observer = observers[i] if observers else Quiet()
             lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
             lanes[-1].waypoints = waypoints[i]
             lanes[-1].random = checkpoint.random_state(place)
+        for lane in lanes:
+            if lane.saved and not resume:
+                # Now that device, data and network are there; lest it be gone on from later.
+                lane.saved.unlink(missing_ok=True)
         against = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
         found = trained(lanes, against, out, checkpoint_every)
     return [found[config.name] for config in configs]
@@ -167,6 +175,12 @@ def refuse_other_lengths(configs: Sequence[RunConfig], streams: Sequence[Stream]
             )
 
 
+def refuse_results_of_other_streams(configs: Sequence[RunConfig], streams: Sequence[Stream], out: Path) -> None:
+    for config, stream in zip(configs, streams, strict=True):
+        files = [path(config, out) for path in (results.result_path, results.checkpoint_path)]
+        editions.refuse_those_of_others(files, stream.editions)
+
+
 def write(result: Result, out: Path | None) -> None:
     """The result's file, if there is to be one, in place of the run's checkpoint."""
     if out:
@@ -222,10 +236,12 @@ def make_learner(
 ) -> Learner:
     dropout = config.method == "sgd-dropout"
 
-    def from_config() -> nn.Module:
+    def made() -> nn.Module:
+        if model is not None:
+            return models.built_by(model, stream.input_shape, stream.classes)
         return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden, dropout=dropout)
 
-    learner = LEARNERS[config.method](config, stream, model or from_config, device)
+    learner = LEARNERS[config.method](config, stream, made, device)
     if model is None and config.model in models.MODELS:
         gaussian = isinstance(learner, Variational)
         learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout, gaussian)

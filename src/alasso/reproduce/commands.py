@@ -92,6 +92,7 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     from alasso.reproduce import carrying, show
 
     work.evidence()  # what is there can be read
+    work.refuse_other_images()
     planned = work.plan(device)
     if planned.empty:
         return say(nothing_to_run(planned, work))
@@ -136,6 +137,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
 
     carrying.tidy(work.places.out)
     work.evidence()  # what is there can be read
+    work.refuse_other_images()
     planned = work.plan(device)
     if planned.empty:
         return say(nothing_to_run(planned, work))

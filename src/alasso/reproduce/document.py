@@ -302,7 +302,7 @@ class Document:
                 found.setdefault(name, set()).add(edition)
         if not found:
             return MISSING
-        lines = [f"{name}: {', '.join(sorted(editions))}" for name, editions in sorted(found.items())]
+        lines = [f"{name}: {' and '.join(sorted(editions))}" for name, editions in sorted(found.items())]
         text = "Editions of the data, as the result files name them: " + "; ".join(lines) + "."
         return f"{text} {RE_SPLIT}" if "re-split" in found.get("cifar100", set()) else text
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alasso.bench import divergence
+from alasso.bench.editions import short
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report.groups import MEASURES, Group, groups
@@ -95,16 +96,15 @@ class Evidence:
         return list(found.values())
 
     def edition(self, references: Iterable[str]) -> str:
-        """Data sets behind some runs that are not as published, with the edition their result files name."""
-        found = {
-            f"{name} {edition}"
-            for reference in references
-            if (group := self.group(reference))
-            for result in group.results
-            for name, edition in result.data.items()
-            if edition not in AS_PUBLISHED
-        }
-        return ", ".join(sorted(found))
+        """Data sets behind some runs that are not as published, with the edition their result files name: in full only
+        where there are several of one data set.
+        """
+        found: dict[str, set[str]] = {}
+        for group in filter(None, map(self.group, references)):
+            for result in group.results:
+                for name, edition in result.data.items():
+                    found.setdefault(name, set()).add(edition)
+        return ", ".join(f"{name} {said}" for name, said in sorted(_not_as_published(found).items()))
 
     def probe(self, reference: str) -> Measured:
         """What the probe of a run measured."""
@@ -126,6 +126,14 @@ def read_or_advise(path: Path) -> Result:
         return read_checked(path)
     except AlassoError as error:
         raise AlassoError(f"{error}; delete it, and `alasso reproduce` makes it again") from error
+
+
+def _not_as_published(found: Mapping[str, set[str]]) -> dict[str, str]:
+    return {
+        name: " and ".join(sorted(own)) if len(own) > 1 else short(*own)
+        for name, editions in found.items()
+        if (own := editions - set(AS_PUBLISHED))
+    }
 
 
 def _known(group: Group, measure: str) -> Values:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from alasso.bench.config import RunConfig
-from alasso.bench.results import Result, checkpoint_path, environment, read_all
+from alasso.bench.editions import refuse_changed_images
+from alasso.bench.results import Result, checkpoint_path, environment, read_all, result_path
 from alasso.bench.waypoints import but_for_tasks
 from alasso.errors import AlassoError
 from alasso.reproduce import timing
@@ -108,6 +109,14 @@ class Study:
         never_begun = [config for config in missing if but_for_tasks(config) not in begun]
         present = [found for found in read_all(out) if isinstance(found, Result)] if never_begun else []
         return lost_stacks(never_begun, present, self.experiments.values(), cache(here))
+
+    def refuse_other_images(self) -> None:
+        """Of runs on a folder of images, what is there must have been made on the images that are in it now."""
+        there = []
+        for config in runs_of(self.chosen, self.seeds).values():
+            files = [path(config, self.places.out) for path in (result_path, checkpoint_path)]
+            there += [(config, file) for file in files if file.exists()][:1]
+        refuse_changed_images(there, "run into another --out, or judge what is there with --judge")
 
     def evidence(self) -> Evidence:
         return Evidence.of_folder(self.experiments, self.places.out)

@@ -7,7 +7,7 @@ it is read, whether this package downloaded it or somebody laid it out by hand.
 from alasso.bench.data.catalog import CATALOG, Archive, DataFile, DataSet, data_set
 from alasso.bench.data.download import fetch
 from alasso.bench.data.files import FileReport, data_root, where
-from alasso.bench.data.folder import folder_classes, load_folder
+from alasso.bench.data.folder import folder_classes, folder_edition, load_folder
 from alasso.bench.data.images import ImageSet
 from alasso.bench.data.loading import check, load
 
@@ -23,6 +23,7 @@ __all__ = [
     "data_set",
     "fetch",
     "folder_classes",
+    "folder_edition",
     "load",
     "load_folder",
     "where",
