@@ -118,7 +118,12 @@ def fsdp(model):
     return fully_shard(model)
 
 
-WRAPS = {"plain": plain, "ddp": ddp, "fsdp": fsdp}
+def fsdp_as_one(model):
+    """Which leaves whole parameters in the model after a forward pass that no backward one follows."""
+    return fully_shard(model)
+
+
+WRAPS = {"plain": plain, "ddp": ddp, "fsdp": fsdp, "fsdp-as-one": fsdp_as_one}
 
 
 def three_tasks(kind, dtype, wrap, rank=0, ranks=1):
@@ -140,7 +145,20 @@ def warm_then_a_task(kind, dtype, wrap, rank=0, ranks=1):
     return outcome(model, reg)
 
 
-SCENARIOS = {"three tasks": three_tasks, "warm start": warm_then_a_task}
+def evaluated_in_between(kind, dtype, wrap, rank=0, ranks=1):
+    """Before and after the end of each task; attached again, as trainers do."""
+    tasks = toy_tasks(3, dtype=DTYPES[dtype], size=12)
+    model, reg, optimizer = start(kind, dtype, WRAPS[wrap])
+    for task in tasks:
+        train(model, optimizer, task, rank, ranks)
+        for act in (lambda task=task: reg.consolidate(uneven_share(task, rank, ranks)), lambda: reg.attach(optimizer)):
+            with torch.no_grad():
+                model(task[0][0])
+            act()
+    return outcome(model, reg)
+
+
+SCENARIOS = {"three tasks": three_tasks, "warm start": warm_then_a_task, "evaluated": evaluated_in_between}
 
 
 def case_equal_to_one_process(rank, folder, cases):

@@ -23,6 +23,7 @@ CASES = [
         ("IMM", "float64"),
     ]
 ] + [("warm start", "ALASSO", "float32", wrap) for wrap in ("ddp", "fsdp")]
+CASES += [("evaluated", kind, "float32", wrap) for wrap in ("ddp", "fsdp-as-one") for kind in ("ALASSO", "EWC")]
 
 
 def relative_difference(found, expected):

@@ -1,6 +1,8 @@
 """Steps of optimizers that are not attached: counted, and said at the end of the task where they are most of it."""
 
+import copy
 import gc
+import pickle
 import warnings
 import weakref
 from functools import partial
@@ -257,7 +259,7 @@ def after_a_task(make=SI, optimizer=torch.optim.SGD):
     return model, optimizer, reg
 
 
-PULLED = r"2\.weight, 2\.bias: another parameter than in the last task, .* pass it to forget\(\) now"
+PULLED = r"2\.bias, 2\.weight: replaced since the last task by parameters with weights of their own, .* forget\(\)"
 NOBODY_TRAINS = (
     r"new in the model since attach\(\), and held by no optimizer that was seen to step: 2\.weight, 2\.bias; "
 )
@@ -433,6 +435,8 @@ def wider(head, copied):
 @pytest.mark.parametrize("new_head", [lambda head: nn.Linear(5, 4), partial(wider, copied=False)])
 @pytest.mark.parametrize("make", [SI, ALASSO, EWC, MAS])
 def test_a_new_head_in_the_place_of_a_protected_one_is_said_and_forget_frees_it(make, new_head, detached):
+    if make is EWC and detached:
+        pytest.skip("its anchor is the centre of all springs, which says nothing of the last weights")
     model, _, reg = after_a_task(make)
     if detached:  # then nothing is left of the old head but its anchor
         reg.detach()
@@ -447,8 +451,10 @@ def test_a_new_head_in_the_place_of_a_protected_one_is_said_and_forget_frees_it(
     reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))  # said once
 
 
-def doubled(model):
-    return model.double()
+def in_another_precision(model, dtype):
+    for layer in (model[0], model[2]):
+        layer.weight, layer.bias = (nn.Parameter(p.detach().to(dtype)) for p in (layer.weight, layer.bias))
+    return model
 
 
 def made_wider(model):
@@ -461,12 +467,85 @@ def another_object(model):
     return model
 
 
-@pytest.mark.parametrize("change", [doubled, made_wider, another_object, lambda model: model])
-@pytest.mark.parametrize("make", [SI, EWC])
-def test_a_head_that_was_made_from_the_old_one_is_not(change, make):
-    model, _, reg = after_a_task(make)
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        partial(in_another_precision, dtype=torch.float64),
+        partial(in_another_precision, dtype=torch.bfloat16),
+        made_wider,
+        another_object,
+        lambda model: model,
+    ],
+)
+@pytest.mark.parametrize("make", [SI, EWC, MAS, partial(IMM, transfer="l2")])
+def test_a_head_that_was_made_from_the_old_one_is_not(change, make, detached):
+    model, optimizer, reg = after_a_task(make)
+    run(model, optimizer, BATCHES)
+    reg.consolidate(BATCHES)
+    if detached:
+        reg.detach()
+        del optimizer
     reg.attach(torch.optim.SGD(change(model).parameters(), lr=0.1))
+
+
+def test_nor_is_what_has_no_past_to_pull_it():
+    model, _, reg = after_a_task()
+    model.added = nn.Linear(4, 4)
+    reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model.added = nn.Linear(4, 4)  # made once more before it was trained
+    reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    frozen_body = nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Linear(5, 4))
+    optimizer = torch.optim.SGD(frozen_body[1].parameters(), lr=0.1)
+    reg = SI(frozen_body).attach(optimizer)
+    run(frozen_body, optimizer, BATCHES)
+    reg.consolidate()
+    frozen_body[0] = nn.Linear(6, 5).requires_grad_(False)
+    reg.attach(optimizer)
+
+
+def test_it_is_said_though_another_optimizer_was_refused_first():
+    model, _, reg = after_a_task()
+    model[2] = nn.Linear(5, 4)
+    with pytest.raises(AlassoError, match="holds none"):
+        reg.attach(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    attach_though_begun_anew(reg, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 7])
+@pytest.mark.parametrize("make", [SI, EWC])
+def test_forget_before_attach_needs_no_warning_and_takes_any_shape(make, outputs):
+    model, _, reg = after_a_task(make)
+    model[2] = nn.Linear(5, outputs)
+    for parameter in model[2].parameters():
+        reg.forget(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg.attach(optimizer)
     assert abs(float(reg.penalty())) < 1e-9
+    batches = [(x, y % outputs) for x, y in BATCHES]
+    run(model, optimizer, batches)
+    reg.consolidate(batches)
+    assert reg.importance()["2.weight"].shape == (outputs, 5)
+
+
+def test_a_smaller_head_is_told_of_forget():
+    model, _, reg = after_a_task()
+    model[2] = nn.Linear(5, 2)
+    with pytest.raises(AlassoError, match=r"may grow, not shrink: if it is to begin anew, pass it to forget\(\) first"):
+        reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_know_their_own_model(copied):
+    model, optimizer, reg = after_a_task()
+    reg.detach()
+    other, its_reg = copied((model, reg))
+    run(model, optimizer, BATCHES)  # the first one goes on
+    its_reg.attach(its_optimizer := torch.optim.SGD(other.parameters(), lr=0.1))
+    assert float(its_reg.penalty()) == 0
+    run(other, its_optimizer, BATCHES)
+    its_reg.consolidate()
+    assert (its_reg.tasks, reg.tasks) == (2, 1)
 
 
 def test_an_excluded_head_may_be_replaced():

@@ -165,6 +165,7 @@ class EWC(_FromFisher):
     """
 
     method = "EWC"
+    anchors_are_weights = False  # they are the centre of all springs
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class IMM(_FromFisher):
     """
 
     method = "IMM"
-    anchors_are_weights = False
+    anchors_are_weights = False  # but the last task's own, before merging
     surrogate: IMMSurrogate
 
     def __init__(

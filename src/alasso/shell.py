@@ -22,7 +22,7 @@ from alasso.methods.surrogate import Surrogate
 from alasso.objectives import Loss
 from alasso.ranks import as_sharded, total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
-from alasso.sharding import local
+from alasso.sharding import gather_no_more, is_sharded, local
 from alasso.soundness import check_importance
 from alasso.states import begins_with, grown, moved_like, state_dtype
 from alasso.unseen import count_unseen_steps, warn_of_untrained
@@ -31,6 +31,10 @@ from alasso.wording import count_of
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
 Measure = Literal["fisher", "mas"]
+
+
+MOST_NAMED = 8  # parameters in one sentence
+NOT_PROTECTED = "this parameter is not protected; pass one of the regularizer's own model"
 
 
 class Regularizer:
@@ -56,6 +60,7 @@ class Regularizer:
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, ref[nn.Parameter]] = {}  # by name, when the model was last looked at
+        self._begun_anew: set[str] = set()  # names of parameters in the place of others, not said yet
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
         self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
         self._attachments: list[Exchange] = []
@@ -77,7 +82,6 @@ class Regularizer:
         context manager that detaches at the end.
         """
         optimizer = base_optimizer(optimizer)
-        begun_anew = self._begun_anew()
         self.refresh()
         if not any(True for _ in self.protected()):
             raise AlassoError("the model has no weights to protect: all are frozen, excluded, or no real numbers")
@@ -91,13 +95,7 @@ class Regularizer:
         for attachment in self._attachments:
             attachment.note_held()
         count_unseen_steps(self)
-        if begun_anew:
-            warnings.warn(
-                f"{', '.join(begun_anew)}: another parameter than in the last task, with weights of its own; the past "
-                "pulls it to where the old one was. If it is to begin anew, as a new task's head does, pass it to "
-                "forget() now, or leave such names out from the beginning (exclude=)",
-                stacklevel=2,
-            )
+        self._warn_of_begun_anew(stacklevel=2)
         return self
 
     def detach(self) -> None:
@@ -152,25 +150,27 @@ class Regularizer:
         what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
         return f"{what_to_do} before it (a copied optimizer loses its hooks)"
 
-    def _begun_anew(self) -> list[str]:
-        """Names that have a past under which the model has other parameters now, not made from the old ones."""
-        if self.tasks == 0:
-            return []
-        return [
-            name
-            for name, parameter in self._trainable()
-            if (before := self._seen.get(name)) is not None
-            and before() is not parameter
-            and (known := self._weights_of(name, before())) is not None
-            and not begins_with(local(parameter), known)
-        ]
+    def _warn_of_begun_anew(self, stacklevel: int) -> None:
+        names, self._begun_anew = sorted(self._begun_anew), set()
+        if names:
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            warnings.warn(
+                f"{', '.join(names[:MOST_NAMED])}{more}: replaced since the last task by parameters with weights of "
+                "their own, which the past pulls to where the old ones were. If they are to begin anew, as the head of "
+                "a new task does, pass each to forget(), or leave such names out from the beginning (exclude=)",
+                stacklevel=stacklevel + 1,
+            )
 
-    def _weights_of(self, name: str, parameter: nn.Parameter | None) -> Tensor | None:
-        """What a parameter that is no longer the model's holds; if it is gone, where the last task ended."""
-        if parameter is not None:
-            return local(parameter)
-        state = self._states.get(name)
-        return state.anchor if state is not None and self.steps == 0 and self.anchors_are_weights else None
+    def _begins_anew(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether a parameter took the place of one that has a past, and was not made from it."""
+        before, state = self._seen.get(name), self._states.get(name)
+        if self.tasks == 0 or before is None or (old := before()) is parameter or state is None:
+            return False
+        if is_sharded(parameter) or (old is not None and is_sharded(old)) or not bool(state.omega.any()):
+            return False  # of shards, made anew whenever the model is gathered or sharded, nothing can be told
+        known = [old] if old is not None else []
+        known += [state.anchor] if self.anchors_are_weights and self.steps == 0 else []
+        return bool(known) and not any(begins_with(parameter, weights) for weights in known)
 
     def _look_again(self, stacklevel: int) -> None:
         """At the end of a task; parameters that came into the model meanwhile and are not trained are said."""
@@ -191,6 +191,7 @@ class Regularizer:
         self._states.update(new_states)
         self._forget_passes()
         self.tasks += 1
+        self._begun_anew.clear()  # what they hold now is what the past holds, too
         self.steps = self.unseen_steps = 0
         self.penalty_was_taken = False
 
@@ -303,7 +304,9 @@ class Regularizer:
 
     def refresh(self) -> None:
         """Look at the model again: parameters may have been added, unfrozen, or replaced by larger ones."""
+        gather_no_more(self.model)
         named = dict(self._trainable())
+        self._begun_anew |= {name for name, parameter in named.items() if self._begins_anew(name, parameter)}
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._seen = {name: ref(parameter) for name, parameter in named.items()}
         for name, parameter in self.protected():
@@ -396,19 +399,37 @@ class Regularizer:
         self.adopt(name, state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype)))
 
     def forget(self, parameter: nn.Parameter) -> None:
-        """This parameter no longer matters to what was learned: it starts again, without a past."""
-        name, _ = self._known(parameter)
+        """This parameter no longer matters to what was learned: it starts again, without a past.
+
+        It may be one that has just taken the place of another, of any shape.
+        """
+        name = next((name for name, own in self._trainable() if own is parameter), None)
+        if name is None or not (parameter.requires_grad or name in self._states):
+            raise AlassoError(NOT_PROTECTED)
+        # This one alone is looked at again: others of the same layer may be about to be forgotten, too.
+        self._names[id(parameter)], self._seen[name] = name, ref(parameter)
+        self._begun_anew.discard(name)
         self.adopt(name, self.surrogate.init(self._theta(parameter)))
 
     def _known(self, parameter: nn.Parameter) -> tuple[str, Any]:
         name = self.name_of(parameter)
         if name is None or name not in self._states:
-            raise AlassoError("this parameter is not protected; pass one of the regularizer's own model")
+            raise AlassoError(NOT_PROTECTED)
         return name, self.state_of(name, parameter)
 
     def _theta(self, parameter: nn.Parameter) -> Tensor:
         theta = local(parameter).detach()
         return theta.to(state_dtype(theta))
+
+    # -- copies ----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is known of the model by where it lies: a copy, or one from a file, looks at its own."""
+        return {**self.__dict__, "_names": {}, "_seen": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.refresh()
 
     # -- checks ----------------------------------------------------------------------------------------------
 
@@ -421,7 +442,7 @@ class Regularizer:
             if not fnmatch.filter(names, pattern):
                 below = f"{pattern.rstrip('.')}.*"
                 guess = f"did you mean {below!r}, or another of" if fnmatch.filter(names, below) else "the model has"
-                known = f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+                known = f"{', '.join(names[:MOST_NAMED])}{' …' if len(names) > MOST_NAMED else ''}"
                 raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {known}")
         if not names:
             raise AlassoError("the model has no parameters to protect")

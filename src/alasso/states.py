@@ -23,11 +23,12 @@ def moved_like(state: Any, theta: Tensor) -> Any:
 
 
 def begins_with(theta: Tensor, before: Tensor) -> bool:
-    """Whether θ holds these weights, or is a larger one that holds them as its first block."""
+    """Whether θ holds these weights, or is a larger one that holds them as its first block; to the lesser precision."""
     if theta.dim() != before.dim() or any(n < m for n, m in zip(theta.shape, before.shape, strict=True)):
-        return theta.numel() < before.numel()  # sharded since: not to be told from here
+        return False
     block = theta.detach()[tuple(slice(0, n) for n in before.shape)]
-    return torch.equal(block.to(before.device, before.dtype), before.detach())
+    dtype = min(theta.dtype, before.dtype, key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.equal(block.to(before.device, dtype), before.detach().to(dtype))
 
 
 def grown(surrogate: Surrogate[Any], name: str, state: Any, theta: Tensor) -> Any:
@@ -35,7 +36,8 @@ def grown(surrogate: Surrogate[Any], name: str, state: Any, theta: Tensor) -> An
     old = state.anchor.shape
     if len(old) != theta.dim() or any(n < m for n, m in zip(theta.shape, old, strict=True)):
         raise AlassoError(
-            f"{name} changed from shape {tuple(old)} to {tuple(theta.shape)}; a parameter may grow, not shrink"
+            f"{name} changed from shape {tuple(old)} to {tuple(theta.shape)}; a parameter may grow, not shrink: "
+            "if it is to begin anew, pass it to forget() first"
         )
     fresh = surrogate.init(theta)
     block = tuple(slice(0, n) for n in old)

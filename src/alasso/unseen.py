@@ -29,6 +29,8 @@ _begun: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, tuple[int, i
 _foreign: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, int]] = WeakKeyDictionary()
 #: Parameters that were in an attached optimizer, or in one that was seen to step, by where they lie.
 _held: WeakKeyDictionary[Regularizer, dict[int, ReferenceType[Tensor]]] = WeakKeyDictionary()
+#: Optimizers → how many parameters each had when that was noted.
+_noted: WeakKeyDictionary[Optimizer, WeakKeyDictionary[Regularizer, int]] = WeakKeyDictionary()
 _hooks: list[Any] = []
 
 
@@ -115,7 +117,10 @@ def _moves(optimizer: Optimizer, regularizer: Regularizer) -> bool:
     if foreign_to.get(regularizer) == count:
         return False
     held = [p for group in groups for p in group["params"]]
-    note_held(regularizer, held)
+    noted = _noted.setdefault(optimizer, WeakKeyDictionary())
+    if noted.get(regularizer) != count:  # else they are those from before
+        note_held(regularizer, held)
+        noted[regularizer] = count
     own = [p for p in held if regularizer.name_of(p) is not None]
     if not own:
         foreign_to[regularizer] = count
