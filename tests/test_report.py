@@ -22,6 +22,7 @@ from alasso.report import commands, groups, live, page
 from alasso.report.load import Collected, collect
 from alasso.report.names import LOOKS
 from alasso.report.probe_findings import Measured, Plan
+from alasso.report.probe_findings import read as read_probe
 from alasso.report.sections import sections
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
@@ -360,7 +361,9 @@ def test_runs_that_diverged_are_named_where_they_have_no_result(tmp_path):
     for one in (ended, lost):
         divergence.write(divergence.Divergence(one.config, 2, "0.weight is no longer finite"), {}, tmp_path)
     (tmp_path / "odd.diverged").write_text("")
-    found = collect([tmp_path])
+    (tmp_path / ".again-1").mkdir()
+    divergence.write(divergence.Divergence(lost.config, 1, "elsewhere"), {}, tmp_path / ".again-1")
+    found = collect([tmp_path, *(path for path in tmp_path.iterdir() if path.is_file())])
     assert [result.name for result in found.results] == [ended.name]
     assert sorted(found.left_out) == sorted(
         [
@@ -388,6 +391,13 @@ def test_probes_are_on_the_page_with_their_figures_and_findings(tmp_path):
     )
     (tmp_path / "x.probe.json").write_text(json.dumps(asdict(measured)))
     (tmp_path / "y.probe.json").write_text("{}")
+    for part in ("offsets", "weights", "losses", "importance", "came_from", "surrogates"):
+        with pytest.raises(AlassoError, match="is not a measurement of alasso probe"):
+            damaged = tmp_path / "damaged" / "z.probe.json"
+            damaged.parent.mkdir(exist_ok=True)
+            damaged.write_text(json.dumps({**asdict(measured), part: type(getattr(measured, part))()}))
+            read_probe(damaged)
+    damaged.unlink()
     found = collect([tmp_path])
     assert found.probes == [measured] and len(found.results) == 1
     assert found.left_out == [

@@ -1280,6 +1280,19 @@ def test_a_claim_on_runs_that_all_diverged_waits_for_nothing(folder, tmp_path):
     assert gap.verdict == NOT_COMPUTABLE and not gap.missing
     (line,) = show.not_computable_lines([gap])
     assert line == "not computable: ALASSO is above SI (small/si diverged: seed 0 in task 2)"
+    text = Document(work.evidence(), [gap]).fill("{{verdicts}}")
+    assert "†" not in text and "other seeds" not in text
+
+
+def test_a_claim_waits_for_the_seeds_that_are_left(folder, tmp_path):
+    path = folder / "experiments" / "small.toml"
+    path.write_text(path.read_text().replace("seeds = 1", "seeds = 2"))
+    work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
+    divergence.write(divergence.Divergence(work.experiments["small"].config("si", 0), 2, "it grew"), {}, tmp_path)
+    gap, _ = work.judged()
+    assert gap.verdict == NOT_RUN and "small/si" in gap.missing
+    (line,) = show.diverged_lines(work.evidence(), work.chosen, [gap])
+    assert line == "small/si diverged: seed 0 in task 2"
 
 
 def test_notes_beside_results_and_of_other_studies_say_nothing(folder, tmp_path):

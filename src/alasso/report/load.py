@@ -52,10 +52,10 @@ def collect(paths: Sequence[Path]) -> Collected:
 
 
 def diverged(paths: Iterable[Path]) -> list[str]:
-    """One sentence for every run in folders that came to no end, and has no result of another time."""
-    notes = [note for path in paths if path.is_dir() for note in sorted(path.rglob(f"*{divergence.SUFFIX}"))]
+    """One sentence for every run that came to no end, and has no result of another time."""
+    notes = files_of(paths, f"*{divergence.SUFFIX}", lambda file: file.name.endswith(divergence.SUFFIX))
     said = []
-    for note in dict.fromkeys(note for note in notes if not note.with_suffix(".json").exists()):
+    for note in (note for note in notes if not note.with_suffix(".json").exists()):
         try:
             found = divergence.read(note)
         except AlassoError as error:

@@ -47,6 +47,20 @@ class Measured:
     came_from: list[float]  # start of training minus end, of each weight
     surrogates: dict[str, list[list[float]]]  # method → value at each offset, of each weight
 
+    def check_shapes(self) -> None:
+        """A number for each weight, and at each place on its line."""
+        expected = {
+            "offsets": (self.plan.offsets,),
+            "importance": (len(self.weights),),
+            "came_from": (len(self.weights),),
+            "losses": (len(self.weights), self.plan.offsets),
+        }
+        found = {name: np.shape(getattr(self, name)) for name in expected}
+        for name in ("SI", "ALASSO"):
+            found[name], expected[name] = np.shape(self.surrogates[name]), expected["losses"]
+        if found != expected or not self.weights:
+            raise ValueError(f"its numbers have the shapes {found}, not {expected}")
+
     def changes(self) -> Array:
         """(weights, offsets): loss minus loss at the optimum."""
         found = np.array(self.losses)
@@ -100,6 +114,7 @@ def read(path: Path) -> Measured:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
+        measured.check_shapes()
         measured.statement()  # its numbers can be reckoned with
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise AlassoError(f"{path} is not a measurement of alasso probe; delete it to measure again") from error

@@ -158,13 +158,19 @@ def timed(part: Part, device: str, out: Path) -> Iterator[None]:
         yield
     finally:
         trained = [config for config in part.trained if result_path(config, out).exists()]
-        ended_early = [
-            dataclasses.replace(config, tasks=divergence.read(note).task)
-            for config in part.trained
-            if (note := divergence.note_path(config, out)).exists()
-        ]
         if out.is_dir():  # a part that was stopped before any of its runs ended took time, too
-            timing.note_part(out, part.title, device, trained, time.monotonic() - began, ended_early)
+            timing.note_part(out, part.title, device, trained, time.monotonic() - began, ended_early(part, out))
+
+
+def ended_early(part: Part, out: Path) -> list[RunConfig]:
+    """Runs of a part that diverged, as long as they went; a note that cannot be read is said elsewhere."""
+    found = []
+    for config in part.trained:
+        try:
+            found.append(dataclasses.replace(config, tasks=divergence.read(divergence.note_path(config, out)).task))
+        except AlassoError:
+            continue
+    return found
 
 
 def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:

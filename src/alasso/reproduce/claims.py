@@ -105,8 +105,9 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
     try:
         finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
     except NotRun as not_run:
-        if without := evidence.divergences(not_run.missing):  # which no run will change
-            return Judged(claim, NOT_COMPUTABLE, diverged=without)
+        hopeless = [reference for reference in not_run.missing if evidence.all_diverged(reference)]
+        if hopeless:  # which no run will change
+            return Judged(claim, NOT_COMPUTABLE, diverged=evidence.divergences(hopeless))
         return Judged(claim, NOT_RUN, None, not_run.missing)
     edition, diverged = evidence.edition(claim.references), evidence.divergences(claim.references)
     return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)

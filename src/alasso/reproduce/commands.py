@@ -167,7 +167,7 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
         console.print(show.verdict_table(about, quick=work.quick, width=console.width, words=work.words))
     if not work.quick or not about:
         say(show.tally_sentence(about))
-    for line in show.diverged_lines(evidence, work.chosen):
+    for line in show.diverged_lines(evidence, work.chosen, about):
         say(line)
     if not quiet:
         for line in (*show.not_computable_lines(about), *show.missing_lines(about)):

@@ -112,9 +112,9 @@ class Document:
                 ours = show.shown_of(one)
                 claim = one.claim
                 rows.append([claim.says, claim.where, show.shown_paper(claim), ours, claim.bar(), verdict])
-        some = {one.diverged: None for one in self.judged if one.diverged}
-        notes = ["", *(f"† {diverged}. What is found is of the other seeds." for diverged in some)] if some else []
-        return "\n".join([markdown_table(rows, right=(2, 3, 4)), *notes])
+        some = dict.fromkeys(one.diverged for one in self.judged if one.finding and one.diverged)
+        notes = [f"† {diverged}. What is found is of the other seeds." for diverged in some]
+        return "\n\n".join([markdown_table(rows, right=(2, 3, 4)), *notes])
 
     def not_holding(self) -> str:
         """Every claim that does not hold or is within noise: by how much, and what was tried."""

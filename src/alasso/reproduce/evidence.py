@@ -63,6 +63,14 @@ class Evidence:
         said = ", ".join(f"seed {seed} in task {task}" for seed, task in tasks)
         return f"diverged: {said}" if tasks else ""
 
+    def all_diverged(self, reference: str) -> bool:
+        """Whether no seed that the experiment asks for is left to run."""
+        name = reference.partition("/")[0]
+        if "/" not in reference or name not in self.experiments:
+            return False
+        early = self.ended_early.get(self.config_hash(reference), {})
+        return bool(early) and set(early) >= set(range(self.experiments[name].seeds))
+
     def divergences(self, references: Iterable[str]) -> str:
         """The same of several runs, each by its name; empty where all came to an end."""
         said = {reference: self.how_it_diverged(reference) for reference in references if "/" in reference}

@@ -182,7 +182,9 @@ def shown(finding: Finding, digits: int = 3) -> str:
 
 def shown_of(judged: Judged) -> str:
     """What was found, marked where that is of some runs only."""
-    found = shown(judged.finding) if judged.finding else "–"
+    if judged.finding is None:
+        return "–"
+    found = shown(judged.finding)
     return f"{found} †" if judged.diverged else found
 
 
@@ -222,14 +224,16 @@ def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
     return lines
 
 
-def diverged_lines(evidence: Evidence, experiments: Sequence[Experiment]) -> list[str]:
+def diverged_lines(evidence: Evidence, experiments: Sequence[Experiment], judged: Sequence[Judged]) -> list[str]:
     """Runs that came to no end, each once; claims on them are marked, for what is found is of the other seeds."""
+    marked = {reference for one in judged if one.finding and one.diverged for reference in one.claim.references}
     found: dict[str, str] = {}
     for one in experiments:
         for run in one.runs:
             reference = f"{one.id}/{run}"
             if said := evidence.how_it_diverged(reference):
-                found.setdefault(evidence.config_hash(reference), f"† {reference} {said}")
+                mark = "† " if reference in marked else ""
+                found.setdefault(evidence.config_hash(reference), f"{mark}{reference} {said}")
     return list(found.values())
 
 
