@@ -1006,7 +1006,9 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     (row,) = [line.split("|")[3:-1] for line in document.splitlines() if line.startswith("| permuted-digits, 3 tasks")]
     count, took, _, whole, at_this_rate, _ = (cell.strip() for cell in row)
     assert count == whole == "7" and took == at_this_rate
-    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert html.index('<section id="claims"><h2>Claims</h2>') < html.index('id="section-0"')
+    assert re.search(r'<th scope="row">ALASSO is above SI .*<td data-verdict="holds">holds</td>', html)
     assert sum(row.runs for row in timing.read_parts(tmp_path / "out")) == 7
 
     gone = next((tmp_path / "out").glob("*_si_*_s0.json"))

@@ -37,16 +37,20 @@ CAPTIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def build(found: Collected, live: Sequence[Progress] | None = None) -> str:
-    """The whole page; ``live``: runs still going on, when the page is served and refreshes itself."""
-    whole = _build(found, live, MOST_CELLS)
-    return whole if len(whole.encode()) <= MOST_BYTES else _build(found, live, 0)
+def build(found: Collected, live: Sequence[Progress] | None = None, opening: str = "") -> str:
+    """The whole page.
+
+    ``live``: runs still going on, when the page is served and refreshes itself; ``opening``: a section that stands
+    before the results, as HTML.
+    """
+    whole = _build(found, live, opening, MOST_CELLS)
+    return whole if len(whole.encode()) <= MOST_BYTES else _build(found, live, opening, 0)
 
 
-def _build(found: Collected, live: Sequence[Progress] | None, most_cells: int) -> str:
+def _build(found: Collected, live: Sequence[Progress] | None, opening: str, most_cells: int) -> str:
     library, version = charts.library()
     parts = telling_first(sections(found.results))
-    body = [header(found, parts)]
+    body = [header(found, parts), opening]
     if live is not None:
         body.append(live_section(live))
     body += [section_html(number, section, matrix_groups(parts, most_cells)) for number, section in enumerate(parts)]

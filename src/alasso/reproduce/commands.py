@@ -186,7 +186,7 @@ def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_pag
         drawing = False
         say(NO_DRAWING.format(error))
     try:
-        page = work.page() if with_page else None
+        page = work.page(judged) if with_page else None
     except AlassoError as error:
         say(str(error))
     write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())

@@ -158,17 +158,19 @@ class Study:
         if self.places.document.resolve() == (self.folder / "document.md").resolve():
             raise AlassoError(f"{self.places.document} is the study's own template; name another file with --document")
 
-    def page(self) -> str | None:
-        """The report of all results in the folder; None where there are none."""
+    def page(self, judged: Sequence[Judged]) -> str | None:
+        """The verdicts, and the report of all results in the folder; None where there are none."""
         from alasso.report import page
         from alasso.report.charts import bokeh
         from alasso.report.load import collect
+        from alasso.reproduce.claims_section import claims_section
 
         bokeh()
         if not self.places.out.is_dir():
             return None
         found = collect([self.places.out])
-        return page.build(found) if found.results else None
+        verdicts = claims_section(judged, self.words, quick=self.quick)
+        return page.build(found, opening=verdicts) if found.results else None
 
 
 def _within(claim: Claim, experiments: Mapping[str, Experiment]) -> bool:
