@@ -56,7 +56,7 @@ def test_the_study_of_its_guide_runs_as_it_is_printed(tmp_path, monkeypatch, cap
     for name, content in (("experiments/seeds.toml", experiment), ("claims.toml", claims), ("document.md", document)):
         (tmp_path / "strength" / name).write_text(content)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Study, "page", lambda study: None)  # which takes the most of the time
+    monkeypatch.setattr(Study, "page", lambda study, judged: None)  # which takes the most of the time
     code, output, errors = in_process(["reproduce", "--study", "strength", "--device", "cpu"], monkeypatch, capsys)
     assert not code, errors
     written = (tmp_path / "runs" / "strength" / "reproduction.md").read_text()

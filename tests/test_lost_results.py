@@ -57,7 +57,7 @@ def study(tmp_path, monkeypatch):
 @pytest.fixture
 def reproduce(study, tmp_path, monkeypatch, capsys):
     """``alasso reproduce`` of the study, without its page, which takes the most of the time: what it says."""
-    monkeypatch.setattr(Study, "page", lambda study: None)
+    monkeypatch.setattr(Study, "page", lambda study, judged: None)
 
     def reproduced(*words, code=0):
         options = ["--study", study, "--out", tmp_path / "out", "--device", "cpu", *words]
