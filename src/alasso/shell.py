@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +17,14 @@ from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
+from alasso.names import check_patterns, named_weights, plain_name, unwrapped
 from alasso.objectives import Loss
 from alasso.ranks import as_sharded, total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
-from alasso.sharding import gather_no_more, is_sharded, local
+from alasso.sharding import gather_no_more, local
+from alasso.sightings import Past, Sightings
 from alasso.soundness import check_importance
-from alasso.states import begins_with, grown, moved_like, state_dtype
+from alasso.states import grown, moved_like, state_dtype
 from alasso.unseen import count_unseen_steps, warn_of_untrained
 from alasso.wording import count_of
 
@@ -33,7 +33,6 @@ Head = Callable[[Any], Tensor]
 Measure = Literal["fisher", "mas"]
 
 
-MOST_NAMED = 8  # parameters in one sentence
 NOT_PROTECTED = "this parameter is not protected; pass one of the regularizer's own model"
 
 
@@ -59,12 +58,11 @@ class Regularizer:
         self.penalty_was_taken = False  # since then, to be added to a loss by hand
         self._states: dict[str, Any] = {}
         self._names: dict[int, str] = {}
-        self._seen: dict[str, ref[nn.Parameter]] = {}  # by name, when the model was last looked at
-        self._begun_anew: set[str] = set()  # names of parameters in the place of others, not said yet
+        self._sightings = Sightings()
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
         self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
         self._attachments: list[Exchange] = []
-        self._check_patterns()
+        check_patterns(self.model, self.exclude)
         self.refresh()
 
     def __repr__(self) -> str:
@@ -95,7 +93,7 @@ class Regularizer:
         for attachment in self._attachments:
             attachment.note_held()
         count_unseen_steps(self)
-        self._warn_of_begun_anew(stacklevel=2)
+        self._sightings.warn(stacklevel=2)
         return self
 
     def detach(self) -> None:
@@ -150,31 +148,9 @@ class Regularizer:
         what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
         return f"{what_to_do} before it (a copied optimizer loses its hooks)"
 
-    def _warn_of_begun_anew(self, stacklevel: int) -> None:
-        names, self._begun_anew = sorted(self._begun_anew), set()
-        if names:
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            warnings.warn(
-                f"{', '.join(names[:MOST_NAMED])}{more}: replaced since the last task by parameters with weights of "
-                "their own, which the past pulls to where the old ones were. If they are to begin anew, as the head of "
-                "a new task does, pass each to forget(), or leave such names out from the beginning (exclude=)",
-                stacklevel=stacklevel + 1,
-            )
-
-    def _begins_anew(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether a parameter took the place of one that has a past, and was not made from it."""
-        before, state = self._seen.get(name), self._states.get(name)
-        if self.tasks == 0 or before is None or (old := before()) is parameter or state is None:
-            return False
-        if is_sharded(parameter) or (old is not None and is_sharded(old)) or not bool(state.omega.any()):
-            return False  # of shards, made anew whenever the model is gathered or sharded, nothing can be told
-        known = [old] if old is not None else []
-        known += [state.anchor] if self.anchors_are_weights and self.steps == 0 else []
-        return bool(known) and not any(begins_with(parameter, weights) for weights in known)
-
     def _look_again(self, stacklevel: int) -> None:
         """At the end of a task; parameters that came into the model meanwhile and are not trained are said."""
-        added = {name for name, _ in self._trainable() if name not in self._seen}
+        added = {name for name, _ in named_weights(self.model, self.exclude) if name not in self._sightings}
         self.refresh()
         warn_of_untrained(self, self._attachments, added, stacklevel + 1)
         for attachment in self._attachments:
@@ -191,7 +167,7 @@ class Regularizer:
         self._states.update(new_states)
         self._forget_passes()
         self.tasks += 1
-        self._begun_anew.clear()  # what they hold now is what the past holds, too
+        self._sightings.all_is_well()  # what parameters hold now is what the past holds, too
         self.steps = self.unseen_steps = 0
         self.penalty_was_taken = False
 
@@ -305,19 +281,17 @@ class Regularizer:
     def refresh(self) -> None:
         """Look at the model again: parameters may have been added, unfrozen, or replaced by larger ones."""
         gather_no_more(self.model)
-        named = dict(self._trainable())
-        self._begun_anew |= {name for name, parameter in named.items() if self._begins_anew(name, parameter)}
+        named = dict(named_weights(self.model, self.exclude))
+        self._sightings.look(named, self._past_of)
         self._names = {id(parameter): name for name, parameter in named.items()}
-        self._seen = {name: ref(parameter) for name, parameter in named.items()}
         for name, parameter in self.protected():
             self.state_of(name, parameter)
 
-    def _trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        # named_parameters() names a tied parameter once.
-        for full_name, parameter in self.model.named_parameters():
-            name = plain_name(full_name)
-            if parameter.is_floating_point() and not self._excluded(name):
-                yield name, parameter
+    def _past_of(self, name: str) -> Past | None:
+        state = self._states.get(name)
+        if self.tasks == 0 or state is None:
+            return None
+        return Past(state.omega, state.anchor if self.anchors_are_weights and self.steps == 0 else None)
 
     def protected(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(name, parameter) of every parameter that has, or can have, a state."""
@@ -403,12 +377,12 @@ class Regularizer:
 
         It may be one that has just taken the place of another, of any shape.
         """
-        name = next((name for name, own in self._trainable() if own is parameter), None)
+        name = next((name for name, own in named_weights(self.model, self.exclude) if own is parameter), None)
         if name is None or not (parameter.requires_grad or name in self._states):
             raise AlassoError(NOT_PROTECTED)
         # This one alone is looked at again: others of the same layer may be about to be forgotten, too.
-        self._names[id(parameter)], self._seen[name] = name, ref(parameter)
-        self._begun_anew.discard(name)
+        self._names[id(parameter)] = name
+        self._sightings.note(name, parameter)
         self.adopt(name, self.surrogate.init(self._theta(parameter)))
 
     def _known(self, parameter: nn.Parameter) -> tuple[str, Any]:
@@ -425,40 +399,8 @@ class Regularizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is known of the model by where it lies: a copy, or one from a file, looks at its own."""
-        return {**self.__dict__, "_names": {}, "_seen": {}}
+        return {**self.__dict__, "_names": {}, "_sightings": Sightings()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.refresh()
-
-    # -- checks ----------------------------------------------------------------------------------------------
-
-    def _excluded(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)
-
-    def _check_patterns(self) -> None:
-        names = [plain_name(name) for name, _ in self.model.named_parameters()]
-        for pattern in self.exclude:
-            if not fnmatch.filter(names, pattern):
-                below = f"{pattern.rstrip('.')}.*"
-                guess = f"did you mean {below!r}, or another of" if fnmatch.filter(names, below) else "the model has"
-                known = f"{', '.join(names[:MOST_NAMED])}{' …' if len(names) > MOST_NAMED else ''}"
-                raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {known}")
-        if not names:
-            raise AlassoError("the model has no parameters to protect")
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module the user wrote, inside torch.compile's and DistributedDataParallel's wrappers."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def plain_name(name: str) -> str:
-    """Qualified name without the mark torch.compile leaves on submodules: compiled or not, a state fits."""
-    return name.replace("_orig_mod.", "")

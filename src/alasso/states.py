@@ -22,15 +22,6 @@ def moved_like(state: Any, theta: Tensor) -> Any:
     return type(state)(*(t.to(theta.device, dtype if t.is_floating_point() else t.dtype) for t in state))
 
 
-def begins_with(theta: Tensor, before: Tensor) -> bool:
-    """Whether θ holds these weights, or is a larger one that holds them as its first block; to the lesser precision."""
-    if theta.dim() != before.dim() or any(n < m for n, m in zip(theta.shape, before.shape, strict=True)):
-        return False
-    block = theta.detach()[tuple(slice(0, n) for n in before.shape)]
-    dtype = min(theta.dtype, before.dtype, key=lambda dtype: torch.finfo(dtype).bits)
-    return torch.equal(block.to(before.device, dtype), before.detach().to(dtype))
-
-
 def grown(surrogate: Surrogate[Any], name: str, state: Any, theta: Tensor) -> Any:
     """State for a parameter that grew: the old block keeps its memory, what is new starts free."""
     old = state.anchor.shape

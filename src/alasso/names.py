@@ -1,0 +1,49 @@
+"""Names of a model's parameters: as the user knows them, and which of them are left out by patterns."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from alasso.errors import AlassoError
+
+MOST_NAMED = 8  # parameters in one sentence
+
+
+def named_weights(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+    """All of real numbers that no pattern leaves out, each once: named_parameters() names a tied parameter once."""
+    for full_name, parameter in model.named_parameters():
+        name = plain_name(full_name)
+        if parameter.is_floating_point() and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
+            yield name, parameter
+
+
+def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
+    """Refuse one that leaves out nothing: it is not what was meant."""
+    names = [plain_name(name) for name, _ in model.named_parameters()]
+    if not names:
+        raise AlassoError("the model has no parameters to protect")
+    for pattern in exclude:
+        if not fnmatch.filter(names, pattern):
+            below = f"{pattern.rstrip('.')}.*"
+            guess = f"did you mean {below!r}, or another of" if fnmatch.filter(names, below) else "the model has"
+            known = f"{', '.join(names[:MOST_NAMED])}{' …' if len(names) > MOST_NAMED else ''}"
+            raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {known}")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module the user wrote, inside torch.compile's and DistributedDataParallel's wrappers."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """Qualified name without the mark torch.compile leaves on submodules: compiled or not, a state fits."""
+    return name.replace("_orig_mod.", "")
