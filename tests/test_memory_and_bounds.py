@@ -229,6 +229,39 @@ def test_search_knows_its_methods_before_anything_is_run(tmp_path):
     assert not list(tmp_path.rglob("*.json"))
 
 
+def test_a_search_tries_the_values_it_is_told_to_and_the_methods_own_of_all_else(tmp_path, monkeypatch):
+    method = catalog.METHODS["si"]
+    monkeypatch.setitem(method.search, "c", (0.1, 1.0))
+    monkeypatch.setitem(method.search, "xi", (0.01, 0.1))
+    options = runs.Options(out=tmp_path / "runs", device="cpu", quiet=True)
+    fields = {"tasks": 2, "epochs": 1, "hidden": 8}
+    file, values = tmp_path / "found.json", {"c": ["0.5", "2", "2"], "gamma": ["0.5"]}
+    methods = ["si", "online-ewc"]
+    outcome = searching.search("permuted-digits", methods, [0], fields, options, file, Console(quiet=True), values)
+    assert outcome["methods"]["si"]["space"] == {"c": [0.5, 2.0], "xi": [0.01, 0.1]}
+    assert {(row["c"], row["xi"]) for row in outcome["methods"]["si"]["tried"]} == {
+        (c, xi) for c in (0.5, 2.0) for xi in (0.01, 0.1)
+    }
+    online = outcome["methods"]["online-ewc"]["space"]
+    assert online == {"lam": list(catalog.METHODS["online-ewc"].search["lam"]), "gamma": [0.5]}
+    assert set(outcome["chosen"]["online-ewc"]) == {"lam", "gamma"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lamb": ["1"]}, "si has no setting 'lamb'"),
+        ({"batch_size": ["64"]}, "a search tries settings of methods"),
+        ({"c": ["much"]}, "much"),
+    ],
+)
+def test_a_search_refuses_values_of_what_is_no_setting_before_anything_is_run(tmp_path, values, said):
+    options = runs.Options(out=tmp_path / "runs", device="cpu", quiet=True)
+    with pytest.raises(AlassoError, match=said):
+        searching.search("permuted-digits", ["si"], [0], {}, options, tmp_path / "f.json", Console(), values)
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_committed_searches_are_what_the_presets_use():
     for name, benchmark in catalog.BENCHMARKS.items():
         for method, chosen in catalog.searched(name).items():

@@ -19,6 +19,10 @@ from alasso.wording import count_of
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
 ]
+Tried = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Values to try in place of the method's own: --set lam=1,3,10"),
+]
 Model = Annotated[
     str | None,
     typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
@@ -136,6 +140,7 @@ def search(
     tasks: Tasks = None,
     epochs: Epochs = None,
     seed: Seeds = None,
+    set_: Tried = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     out: OutFolder = Path("runs/search"),
@@ -148,10 +153,11 @@ def search(
     from alasso.bench.search import search as search_settings
 
     fields = {"tasks": tasks, "epochs": epochs}
+    values = arguments.parsed_settings(set_ or [])
     options = runs.Options(out=out, data_dir=data_dir, device=device, quiet=quiet, resume=True)
     methods = method or [name for name, known in METHODS.items() if known.search]
     try:
-        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Console())
+        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Console(), values)
     except runs.Stopped as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
     for name in methods:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from rich.console import Console
 from alasso.bench import results, runs
 from alasso.bench.atomic import check_file, write_whole
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import RunConfig, known
+from alasso.bench.config import RunConfig, known, nearest
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.wording import count_of
@@ -33,8 +34,12 @@ def search(
     options: runs.Options,
     file: Path,
     console: Console,
+    values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Try every combination of each method's values; methods not named keep what ``file`` says of them."""
+    """Try every combination of each method's values; methods not named keep what ``file`` says of them.
+
+    ``values`` are tried of the settings that it names, in place of those that a method's own search has.
+    """
     if benchmark == "split-folder":
         raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
     check_file(file)
@@ -42,9 +47,13 @@ def search(
     for method in methods:  # before anything is run
         if not known(method, METHODS, "method").search:
             raise AlassoError(f"{method} has no settings to search for")
+    _refuse_unknown(values, methods)
+    measured = {**fields, "validation": True}
+    spaces = {method: _space(method, values) for method in methods}
+    planned = {method: runs.combinations(benchmark, [method], seeds, measured, spaces[method]) for method in methods}
     without: list[str] = []
-    for method in methods:
-        found = _searched(benchmark, method, seeds, fields, options, console)
+    for method, configs in planned.items():
+        found = _searched(configs, list(spaces[method]), seeds, options, console)
         if not found["tried"]:
             without.append(f"with none of its settings did {method} come to an end: {found['diverged']}")
             continue
@@ -56,21 +65,28 @@ def search(
     return outcome
 
 
+def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str]) -> None:
+    settings = sorted({name for method in methods for name in METHODS[method].settings})
+    for name in values:
+        if name not in settings:
+            who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
+            raise AlassoError(f"{who} setting {name!r}{nearest(name, settings)}; a search tries settings of methods")
+
+
+def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The values to try of each setting: the method's own, and what was asked for in place of them or besides."""
+    asked = {name: tried for name, tried in values.items() if name in METHODS[method].settings}
+    return {name: list(tried) for name, tried in {**METHODS[method].search, **asked}.items()}
+
+
 def _searched(
-    benchmark: str,
-    method: str,
-    seeds: Sequence[int],
-    fields: dict[str, Any],
-    options: runs.Options,
-    console: Console,
+    configs: Sequence[RunConfig], names: Sequence[str], seeds: Sequence[int], options: runs.Options, console: Console
 ) -> dict[str, Any]:
     """What was tried for one method, the best first. Settings of which a seed diverged are none to choose from."""
-    space: dict[str, Any] = {name: list(values) for name, values in METHODS[method].search.items()}
-    configs = runs.combinations(benchmark, [method], seeds, {**fields, "validation": True}, space)
     found, diverged = _carried_out(configs, options, console)
-    whole = [row for row in _grouped(found, list(space)) if len(row["A_of_seeds"]) == len(set(seeds))]
+    whole = [row for row in _grouped(found, names) if len(row["A_of_seeds"]) == len(set(seeds))]
     return {
-        "space": space,
+        "space": {name: list(dict.fromkeys(config.settings[name] for config in configs)) for name in names},
         "tried": sorted(whole, key=lambda row: -row["A"]),
         "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
         "seeds": list(seeds),
