@@ -715,6 +715,7 @@ def diverging_mas(monkeypatch):
 
 def test_a_search_goes_on_without_settings_that_diverge(tmp_path, monkeypatch, capsys, diverging_mas):
     """Even if they do with one seed alone: what the others gave is not the whole of it."""
+    monkeypatch.setitem(METHODS["mas"].search, "lam", (0.003, 0.01, 0.03, 0.1, 0.3))
     diverging_mas |= {0.1, 0.3}
     file = tmp_path / "outcome.json"
     words = (*SEARCH, "--seed", 0, 1, "--file", file, "--out", tmp_path / "runs")
@@ -728,7 +729,8 @@ def test_a_search_goes_on_without_settings_that_diverge(tmp_path, monkeypatch, c
 
 
 def test_a_search_all_of_whose_settings_diverge_chooses_none(tmp_path, monkeypatch, capsys, diverging_mas):
-    diverging_mas |= {0.003, 0.01, 0.03, 0.1, 0.3}
+    monkeypatch.setitem(METHODS["mas"].search, "lam", (0.003, 0.01))
+    diverging_mas |= {0.003, 0.01}
     file = tmp_path / "outcome.json"
     words = (*SEARCH, "--seed", 1, "--file", file, "--out", tmp_path / "runs")
     code, _, errors = in_process(words, monkeypatch, capsys)

@@ -350,6 +350,14 @@ def test_the_compiler_is_asked_for_what_it_knows_and_never_to_choose_by_timing(m
     assert asked == [{"deterministic": True}, {"deterministic": True, "unroll_reductions_threshold": 17}]
 
 
+def test_processes_that_compile_are_kept(monkeypatch):
+    """A stack may come to be compiled any time later; that this torch knows the wish is part of what is shown."""
+    config = compiling.inductor_config()
+    monkeypatch.setattr(config, "quiesce_async_compile_pool", True)
+    compiling.OrPlain(lambda x: x, lambda x: x, "same", dynamic=False)
+    assert config.quiesce_async_compile_pool is False
+
+
 def trained_together(model=None, methods=("alasso", "si")):
     """Everything of two small lanes after two tasks."""
     configs = [small(method, tasks=2, epochs=1, hidden=8) for method in methods]

@@ -39,6 +39,7 @@ class OrPlain:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.plain, self.name = plain, name
+        keep_compiling_processes()
         wishes = CHOSEN_WITHOUT_TIMING | dict(options or {})
         known = {option: value for option, value in wishes.items() if hasattr(inductor_config(), option)}
         renamed = kernels.renamed(function, name)
@@ -65,6 +66,16 @@ def compiled(function: Callable[..., Any], lanes: int, shape: tuple[int, ...] = 
     """
     name = "_".join(map(str, (function.__name__, lanes, *shape)))
     return OrPlain(function, function, name, dynamic=not shape)
+
+
+def keep_compiling_processes() -> None:
+    """Keep the compiler's processes, which torch would dismiss after a minute and start again for the next stack.
+
+    Torch 2.11 once waited for them for ever, where a stack came to be compiled in the moment of their dismissal.
+    """
+    config = inductor_config()
+    if hasattr(config, "quiesce_async_compile_pool"):
+        config.quiesce_async_compile_pool = False
 
 
 def inductor_config() -> Any:
