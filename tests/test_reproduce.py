@@ -4,6 +4,7 @@ import json
 import math
 import re
 import signal
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -180,10 +181,10 @@ def test_tasks_that_come_near_a_bound():
     assert computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=1).note == "1 of 3 tasks"
 
 
-def probe_file(one, out):
+def probe_file(one, out, seed=0, came_from=(-0.5, -0.5, 0.5)):
     """Two weights from the left, one from the right: losses over offsets −1, 0, 1."""
     content = {
-        "config": one.config("alasso").to_json(),
+        "config": one.config("alasso", seed).to_json(),
         "plan": {"weights": 3, "offsets": 3, "span": 1.0, "examples": 5},
         "seconds": 1.0,
         "accuracy": 0.9,
@@ -191,10 +192,10 @@ def probe_file(one, out):
         "weights": ["a[0]", "a[1]", "a[2]"],
         "losses": [[1.2, 1.0, 2.0], [1.4, 1.0, 2.0], [3.0, 1.0, 1.2]],
         "importance": [1.0, 1.0, 1.0],
-        "came_from": [-0.5, -0.5, 0.5],
+        "came_from": list(came_from),
         "surrogates": {"SI": [[0.5, 0, 0.5], [1.5, 0, 1.5], [1.0, 0, 1.0]], "ALASSO": [[2, 0, 2]] * 3},
     }
-    probe_path(one.config("alasso"), out).write_text(json.dumps(content))
+    probe_path(one.config("alasso", seed), out).write_text(json.dumps(content))
 
 
 def test_probe_computations(tmp_path):
@@ -209,9 +210,20 @@ def test_probe_computations(tmp_path):
     assert computed("probe_underestimated", known, of="x/alasso").value == pytest.approx(2 / 3)
     assert computed("probe_underestimated", known, of="x/alasso", surrogate="ALASSO").value == 0.0
     assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 1.0
-    flipped = json.loads(probe_path(one.config("alasso"), tmp_path).read_text()) | {"came_from": [0.5, 0.0, 0.5]}
-    probe_path(one.config("alasso"), tmp_path).write_text(json.dumps(flipped))
+    probe_file(one, tmp_path, came_from=(0.5, 0.0, 0.5))
     assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 0.5  # the second one did not move
+
+
+def test_probes_of_several_seeds_are_taken_together(tmp_path):
+    one = experiment(runs={"alasso": {}}, probe={"weights": 3}, seeds=3)
+    known = Evidence({"x": one}, [], tmp_path)
+    for seed, came_from in {10: (0.5, 0.5, 0.5), 0: (-0.5, -0.5, 0.5), 1: (0.5, 0.0, 0.5)}.items():
+        probe_file(one, tmp_path, seed, came_from)
+    assert list(known.probes("x/alasso")) == [0, 1, 10]
+    found = computed("probe_unseen_is_steeper", known, of="x/alasso")
+    assert found.value == pytest.approx((1 + 1 / 2 + 1 / 3) / 3) and found.seeds == 3  # each seed counts alike
+    assert found.deviation == pytest.approx(statistics.stdev([1, 1 / 2, 1 / 3])) and found.note == "8 weights"
+    assert [len(make_plan([one], seeds, tmp_path).probes) for seeds in (None, 1, 2)] == [1, 0, 0]  # seed 2 is missing
 
 
 def test_every_computation_is_used_and_tested_here():
@@ -339,7 +351,7 @@ def test_the_papers_experiments_are_all_there():
     assert found["memory"].config("vcl-coreset").settings["coreset"] == 200
     assert {"alasso", "si", "single-task"} == set(found["cifar"].runs) == set(found["tiny-imagenet"].runs)
     assert found["tiny-imagenet"].config("alasso").image_size == 224
-    assert all(found[name].seeds >= 3 for name in found if "tiny" not in name and found[name].probe is None)
+    assert all(found[name].seeds >= 3 for name in found if "tiny" not in name)
     details = [found["details-mnist"].config(run) for run in found["details-mnist"].runs]
     assert max(config.tasks for config in details) <= 30
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from alasso.bench import train
+from alasso.bench import results, train
 from alasso.bench.benchmarks import make_stream
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
@@ -114,6 +114,7 @@ def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
             "SI": [surrogate(state, offsets, 1.0, 0.0).tolist() for state in states],
             "ALASSO": [surrogate(state, offsets, own.a, own.epsilon).tolist() for state in states],
         },
+        environment=results.environment(str(learner.device)),
     )
 
 

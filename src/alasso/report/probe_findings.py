@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,11 @@ class Measured:
     importance: list[float]  # Ω of each weight
     came_from: list[float]  # start of training minus end, of each weight
     surrogates: dict[str, list[list[float]]]  # method → value at each offset, of each weight
+    environment: dict[str, Any] = field(default_factory=dict)  # machine, versions, commit; older files have none
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
 
     def check_shapes(self) -> None:
         """A number for each weight, and at each place on its line."""
@@ -90,7 +95,7 @@ class Measured:
         rises = lines[lines[:, -1] > 0, -1]
         said = [
             f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
-            f"(test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
+            f"(seed {self.seed}, test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
             f"on {plan.examples} training examples; measured in {self.seconds:.1f} s",
             f"without any effect on the loss: {total - len(lines)}, whose input is always zero, or whose unit is",
             f"for {len(lines) - len(rises)} the loss rises on neither side: training ended short of their optimum",

@@ -24,7 +24,7 @@ def probe_section(probes: Sequence[Measured]) -> str:
 
 
 def _one(number: int, measured: Measured) -> str:
-    title = f"The shape of the loss: {text(measured.config['benchmark'])}, first task"
+    title = f"The shape of the loss: {text(measured.config['benchmark'])}, first task, seed {measured.seed}"
     drawn = {
         "The change of the loss as one weight is moved, and how uneven its sides are": probe_figures.sides(measured),
         "The loss along one weight's line, and what SI and ALASSO take it for": probe_figures.surrogates(measured),

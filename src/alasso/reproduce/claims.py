@@ -211,7 +211,7 @@ class Rehearsal(Evidence):
         """A number of its own for each run."""
         return int(self.config_hash(reference), 16) / 16**10
 
-    def probe(self, reference: str) -> Measured:
+    def probes(self, reference: str) -> dict[int, Measured]:
         name, _, _ = reference.partition("/")
         if self.experiments[name].probe is None:
             raise AlassoError(f"experiment {name} has no [probe], by which its weights would be moved")

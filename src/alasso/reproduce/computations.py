@@ -173,9 +173,8 @@ def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, withi
 
 def probe_evenness(evidence: Evidence, *, of: str) -> Finding:
     """Median over weights of the loss's change on the shallow side over its rise on the steep side; 1: symmetric."""
-    evenness = evidence.probe(of).shallow_over_steep()
-    value = float(np.median(evenness)) if len(evenness) else math.nan
-    return Finding(value, None, 1, count_of(len(evenness), "weight"))
+    found = {seed: measured.shallow_over_steep() for seed, measured in evidence.probes(of).items()}
+    return of_weights(found, np.median)
 
 
 def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") -> Finding:
@@ -183,11 +182,13 @@ def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") 
 
     At the far end of the line, where the paper's figures show it.
     """
-    measured = evidence.probe(of)
-    unseen, true = at_unseen_end(measured, measured.changes())
-    _, guessed = at_unseen_end(measured, np.array(measured.surrogates[surrogate]))
-    rises = unseen & (true > 0)
-    return share(guessed[rises] < true[rises])
+    found = {}
+    for seed, measured in evidence.probes(of).items():
+        unseen, true = at_unseen_end(measured, measured.changes())
+        _, guessed = at_unseen_end(measured, np.array(measured.surrogates[surrogate]))
+        rises = unseen & (true > 0)
+        found[seed] = guessed[rises] < true[rises]
+    return of_weights(found, np.mean)
 
 
 def probe_unseen_is_steeper(evidence: Evidence, *, of: str) -> Finding:
@@ -195,11 +196,13 @@ def probe_unseen_is_steeper(evidence: Evidence, *, of: str) -> Finding:
 
     A symmetric function that fits the seen side is too low on the unseen side of these, and of no others.
     """
-    measured = evidence.probe(of)
-    moved, unseen_end = at_unseen_end(measured, measured.changes())
-    _, seen_end = at_unseen_end(measured, measured.changes()[:, ::-1])
-    matters = moved & (unseen_end != seen_end)
-    return share(unseen_end[matters] > seen_end[matters])
+    found = {}
+    for seed, measured in evidence.probes(of).items():
+        moved, unseen_end = at_unseen_end(measured, measured.changes())
+        _, seen_end = at_unseen_end(measured, measured.changes()[:, ::-1])
+        matters = moved & (unseen_end != seen_end)
+        found[seed] = unseen_end[matters] > seen_end[matters]
+    return of_weights(found, np.mean)
 
 
 def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool_], Array]:
@@ -209,9 +212,10 @@ def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool
     return came_from != 0, lines[np.arange(len(lines)), end]
 
 
-def share(of_weights: npt.NDArray[np.bool_]) -> Finding:
-    value = float(of_weights.mean()) if len(of_weights) else math.nan
-    return Finding(value, None, 1, count_of(len(of_weights), "weight"))
+def of_weights(found: Mapping[int, npt.NDArray[Any]], summed_up: Callable[[npt.NDArray[Any]], Any]) -> Finding:
+    """Over seeds, what each seed's weights come to; how many weights that are, in all."""
+    values = {seed: float(summed_up(numbers)) if len(numbers) else math.nan for seed, numbers in found.items()}
+    return over_seeds(values, count_of(sum(map(len, found.values())), "weight"))
 
 
 Computation = Callable[..., Finding]

@@ -222,7 +222,8 @@ class Document:
             draw = getattr(probe_figures, OF_PROBES[name])
             run = next(iter(self.evidence.experiments[experiments[0]].runs))
             try:
-                return draw(self.evidence.probe(f"{experiments[0]}/{run}"))  # type: ignore[no-any-return]
+                first = next(iter(self.evidence.probes(f"{experiments[0]}/{run}").values()))
+                return draw(first)  # type: ignore[no-any-return]
             except NotRun:
                 return None
         found = self.evidence.results_of(experiments)
@@ -235,19 +236,18 @@ class Document:
         for one in self.evidence.experiments.values():
             found = self.evidence.results_of([one.id])
             if one.probe is not None:
-                there = sum(self._has_probe(f"{one.id}/{run}") for run in one.runs)
-                rows.append([f"`{one.id}`", one.title, one.paper, str(there), str(len(one.runs)), "–"])
+                there = sum(self._probes_of(f"{one.id}/{run}") for run in one.runs)
+                rows.append([f"`{one.id}`", one.title, one.paper, str(there), str(len(one.configs())), "–"])
                 continue
             seconds = f"{sum(result.seconds for result in found):,.0f}" if found else "–"
             rows.append([f"`{one.id}`", one.title, one.paper, str(len(found)), str(len(one.configs())), seconds])
         return markdown_table(rows, right=(3, 4, 5))
 
-    def _has_probe(self, reference: str) -> bool:
+    def _probes_of(self, reference: str) -> int:
         try:
-            self.evidence.probe(reference)
+            return len(self.evidence.probes(reference))
         except NotRun:
-            return False
-        return True
+            return 0
 
     def times(self) -> str:
         """Wall-clock time of each part, as it was carried out; of others, what their result files say."""

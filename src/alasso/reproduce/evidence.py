@@ -13,7 +13,7 @@ from alasso.errors import AlassoError
 from alasso.report.groups import MEASURES, Group, groups
 from alasso.report.load import read_checked
 from alasso.reproduce.experiments import Experiment, config_of
-from alasso.reproduce.plan import notes_in, probe_path, results_in
+from alasso.reproduce.plan import notes_in, probes_in, results_in
 
 if TYPE_CHECKING:
     from alasso.report.probe_findings import Measured
@@ -114,14 +114,15 @@ class Evidence:
                     found.setdefault(name, set()).add(edition)
         return ", ".join(f"{name} {said}" for name, said in sorted(_not_as_published(found).items()))
 
-    def probe(self, reference: str) -> Measured:
-        """What the probe of a run measured."""
-        path = probe_path(config_of(self.experiments, reference), self.out or Path())
-        if not path.exists():
+    def probes(self, reference: str) -> dict[int, Measured]:
+        """What the probes of a run measured, by seed."""
+        paths = probes_in(self.out or Path(), config_of(self.experiments, reference))
+        if not paths:
             raise NotRun([reference])
         from alasso.report.probe_findings import read  # numpy: only where there is something to reckon with
 
-        return read(path)
+        found = [read(path) for path in paths]
+        return {measured.seed: measured for measured in sorted(found, key=lambda one: one.seed)}
 
 
 def check_measure(measure: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,6 +99,12 @@ def probe_path(config: RunConfig, out: Path) -> Path:
     return out / f"{config.name}.probe.json"
 
 
+def probes_in(out: Path, config: RunConfig) -> list[Path]:
+    """Probes of a run with any seed."""
+    unseeded = config.name.removesuffix(f"_s{config.seed}")
+    return sorted(out.glob(f"{glob.escape(unseeded)}_s*.probe.json"))
+
+
 def results_in(out: Path) -> dict[Path, str]:
     """Result files of a folder with the config hash that their name holds; nothing is read."""
     return with_hashes(out.glob("*.json"))
@@ -134,7 +141,7 @@ def make_plan(
     with_part = {part.title for part in parts}
     return Plan(
         parts=tuple(parts),
-        probes=tuple(probe for probe in _probes(experiments) if not probe.path(out).exists()),
+        probes=tuple(probe for probe in _probes(experiments, seeds) if not probe.path(out).exists()),
         present=present.total(),
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
         again=again,
@@ -166,8 +173,8 @@ def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Par
     ]
 
 
-def _probes(experiments: Iterable[Experiment]) -> list[Probe]:
+def _probes(experiments: Iterable[Experiment], seeds: int | None) -> list[Probe]:
     probes = [
-        Probe(config, dict(one.probe)) for one in experiments if one.probe is not None for config in one.configs()
+        Probe(config, dict(one.probe)) for one in experiments if one.probe is not None for config in one.configs(seeds)
     ]
     return list({probe.config.name: probe for probe in probes}.values())
