@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format figures docs clean
+.PHONY: demo test test-gpu test-slow lint format figures docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/alasso demo --out runs/demo
@@ -12,6 +12,10 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# Those of the tests that are skipped where there is no GPU.
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "gpu and not slow"
 
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def on_gpu(test):
     """Needs a GPU; there, torch warns of itself while it compiles."""
     quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-    return pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")(quiet(test))
+    return pytest.mark.gpu(quiet(test))
 
 
 class InDouble(nn.Module):

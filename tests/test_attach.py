@@ -394,7 +394,7 @@ def test_state_follows_a_model_that_changes_its_precision():
     assert reg.importance()["0.weight"].dtype == torch.float64
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_state_follows_a_model_to_another_device():
     model = mlp(6, 12, 4)
     reg = ALASSO(model)

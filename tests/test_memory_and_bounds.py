@@ -11,22 +11,23 @@ from torch import nn
 
 from alasso import AlassoError
 from alasso.bench import catalog, graphs, loop, models, references, runs, train
+from alasso.bench import memory as remembering
 from alasso.bench import search as searching
 from alasso.bench.bounds import MultiTask, even_mixture
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.learners import Learner, StepPlan
-from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
-from alasso.bench.streams import permuted, split
+from alasso.bench.memory import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
+from alasso.bench.streams import Stream, Task, permuted, split
 
 CPU = torch.device("cpu")
 
 
-def image_set(name="toy", classes=6, per_class=10):
+def image_set(name="toy", classes=6, per_class=10, side=4):
     """Every image says by its pixels whether it is of the training or the test half, and which one it is."""
     labels = np.repeat(np.arange(classes), per_class)
     count = len(labels)
-    images = np.zeros((count, 1, 4, 4), dtype=np.uint8)
+    images = np.zeros((count, 1, side, side), dtype=np.uint8)
     images[:, 0, 0, 0] = np.arange(count)
     test = images.copy()
     test[:, 0, 3, 3] = 255
@@ -51,12 +52,34 @@ def learner(stream, kind=Learner, method="sgd", **changes):
 # -- mixed batches ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [permuted_stream, split_stream])
-def test_a_mixture_gives_the_very_examples_that_its_pairs_name(make):
+def of_several_sizes():
+    """Images of one task are larger: a batch is brought to one size, but no pool can hold them."""
+    one, other = (
+        split([(image_set("x", side=side), 1)], 3, seed=0, name="x", size=4).tasks[0].train for side in (4, 5)
+    )
+    return Stream("x", (Task("a", one, one, slice(0, 3)), Task("b", other, other, slice(0, 3))), (1, 4, 4), 3, {})
+
+
+def of_all_rows():
+    """Tasks that are whole sets of images, of different lengths, and columns of their own."""
+    return Stream.of([(pair, pair) for pair in (of_class(0, 4), of_class(1, 9), of_class(2, 8))], heads="own")
+
+
+def of_class(label, count):
+    return torch.rand(count, 16), torch.full((count,), label)
+
+
+WAYS = [(permuted_stream, "shared"), (split_stream, "pool"), (of_all_rows, "pool"), (of_several_sizes, None)]
+
+
+@pytest.mark.parametrize(("make", "way"), WAYS)
+def test_a_mixture_gives_the_very_examples_that_its_pairs_name(make, way):
     stream = make()
     mixture = Mixture(stream.tasks)
-    assert mixture.in_one_go == (make is permuted_stream)
-    pairs = torch.tensor([[2, 5], [0, 3], [1, 7], [0, 3], [2, 0]])
+    assert {"shared": mixture.shared, "pool": mixture.pool, None: mixture.tasks}[way] is not None
+    assert mixed_in_one_go(stream.tasks) == (way is not None)
+    last_task = len(stream.tasks) - 1
+    pairs = torch.tensor([[last_task, 5], [0, 3], [1, 7], [0, 3], [last_task, 0]])
     x, y, first, last = mixture.batch(pairs, CPU)
     found = sorted(
         (*a.flatten().tolist(), int(b), int(c), int(d)) for a, b, c, d in zip(x, y, first, last, strict=True)
@@ -67,6 +90,14 @@ def test_a_mixture_gives_the_very_examples_that_its_pairs_name(make):
         one, label = task.train.batch(torch.tensor([i]))
         expected.append((*one.flatten().tolist(), int(label), task.head.start, task.head.stop))
     assert found == sorted(expected)
+
+
+def test_images_that_would_take_too_much_room_a_second_time_are_not_pooled(monkeypatch):
+    stream = split_stream()
+    needed = sum(len(task.train) * task.train.images[0].nbytes for task in stream.tasks)
+    for room, way in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(remembering, "POOLED_AT_MOST", room)
+        assert (Mixture(stream.tasks).pool is not None) == mixed_in_one_go(stream.tasks) == way
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7])
@@ -281,7 +312,7 @@ def mlp_that_drops_nothing():
     return network
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", [m for m in catalog.METHODS if not m.startswith("vcl")])
 def test_recorded_steps_equal_steps_made_one_by_one(method, monkeypatch):
     config = RunConfig.for_benchmark(
@@ -290,6 +321,20 @@ def test_recorded_steps_equal_steps_made_one_by_one(method, monkeypatch):
     # Dropout draws other numbers when it is compiled; at a rate of 0 the rest of its steps can be compared.
     model = mlp_that_drops_nothing if method == "sgd-dropout" else None
     recorded = train.run(config, model=model, device="cuda")
-    monkeypatch.setattr(loop, "steps_for", lambda learners: graphs.DirectSteps(*learners))
+    monkeypatch.setattr(loop, "steps_for", lambda learners, goes_on: graphs.DirectSteps(*learners))
     direct = train.run(config, model=model, device="cuda")
+    np.testing.assert_allclose(recorded.accuracy[-1], direct.accuracy[-1], atol=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["multi-task", "alasso-memory"])
+def test_recorded_steps_on_batches_from_a_pool_equal_those_made_one_by_one(method, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(torch.rand(400, 64, generator=generator), torch.arange(400) % 2 + 2 * t) for t in range(3)]
+    stream = Stream.of([(pair, pair) for pair in pairs], heads="own", device="cuda")
+    config = RunConfig.own(method, epochs=4, batch_size=100, hidden=64, precision="float32")
+    assert mixed_in_one_go(stream.tasks)
+    recorded = train.run(config, stream=stream, device="cuda")
+    monkeypatch.setattr(loop, "steps_for", lambda learners, goes_on: graphs.DirectSteps(*learners))
+    direct = train.run(config, stream=stream, device="cuda")
     np.testing.assert_allclose(recorded.accuracy[-1], direct.accuracy[-1], atol=0.01)

@@ -568,7 +568,7 @@ def test_settings_on_the_device_give_the_move_that_numbers_give():
 # -- GPU -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("attach", [False, True])
 @pytest.mark.parametrize("kind", [ALASSO, MAS])
 def test_a_recorded_step_is_the_step(kind, attach):
@@ -619,7 +619,7 @@ def one_step(model, optimizer, x, y):
     optimizer.step()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_one_pass_on_a_gpu_equals_torchs_steps():
     model = mlp(6, 12, 4).cuda()
     plain = copy.deepcopy(model)

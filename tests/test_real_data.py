@@ -39,7 +39,7 @@ def test_split_cifar_says_which_edition_it_ran_on():
 
 
 @pytest.mark.xfail(strict=False, reason="single runs lie at 0.936 ± 0.007; see docs/reproduction.md")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_the_papers_main_experiment_on_a_gpu():
     needs("mnist")
     result = train.run(RunConfig.for_benchmark("permuted-mnist", "alasso"), device="cuda")

@@ -404,7 +404,10 @@ def test_probes_are_on_the_page_with_their_figures_and_findings(tmp_path):
         f"{tmp_path / 'y.probe.json'} is not a measurement of alasso probe; delete it to measure again"
     ]
     html = page.build(found)
-    assert "The shape of the loss: permuted-&lt;b&gt;digits&lt;/b&gt;, first task, seed 2" in html and "<b>digits" not in html
+    assert (
+        "The shape of the loss: permuted-&lt;b&gt;digits&lt;/b&gt;, first task, seed 2" in html
+        and "<b>digits" not in html
+    )
     assert html.count('src="data:image/svg+xml;base64,') == 2 and "1 result · 1 probe" in html
     assert "without any effect on the loss: 1" in html
     alone = page.build(collect([tmp_path / "x.probe.json"]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alasso.bench.learners import Learner, StepPlan, position_seed
-from alasso.bench.memory import Mixture, only_own_head
+from alasso.bench.memory import Mixture, mixed_in_one_go, only_own_head
 
 FRESH_NETWORK = 1 << 22  # where in the seeds' space the fresh networks lie: beyond any epoch
 
@@ -36,7 +36,7 @@ class MultiTask(Learner):
 
     @property
     def can_be_recorded(self) -> bool:
-        return self.resident and Mixture(self.stream.tasks).in_one_go
+        return self.resident and mixed_in_one_go(self.stream.tasks)
 
     def prepare(self, t: int) -> None:
         self.mixture = Mixture(self.stream.tasks[: t + 1])

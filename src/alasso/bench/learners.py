@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from alasso import regularizers
 from alasso.bench.config import RunConfig
 from alasso.bench.losses import mean_cross_entropy
-from alasso.bench.memory import EpisodicMemory, Mixture, only_own_head
+from alasso.bench.memory import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
 from alasso.bench.streams import Examples, Stream, Task
 from alasso.errors import DivergedError
 from alasso.methods.imm import DropTransfer
@@ -50,7 +50,7 @@ class Learner:
     @property
     def can_be_recorded(self) -> bool:
         """Whether a step runs on the device alone, so that a CUDA graph can hold it."""
-        return self.resident and (self.memory is None or Mixture(self.stream.tasks).in_one_go)
+        return self.resident and (self.memory is None or mixed_in_one_go(self.stream.tasks))
 
     # -- training -----------------------------------------------------------------------------------------------
 

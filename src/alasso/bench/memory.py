@@ -11,11 +11,14 @@ from alasso.bench.streams import Examples, Task
 from alasso.coresets import random_coreset
 from alasso.errors import AlassoError
 
+POOLED_AT_MOST = 2 << 30  # bytes of images
+
 
 class Mixture:
     """Training examples of several tasks, by pairs (task, example).
 
-    Tasks that permute the same images are gathered in one go; others task by task.
+    Tasks that permute the same images are gathered in one go, and so are tasks with like images, from a pool that holds
+    a copy of them all; others task by task.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
@@ -28,10 +31,12 @@ class Mixture:
             device = self.shared.images.device
             self.pixels = torch.stack([pixels for one in train if (pixels := one.pixels) is not None])
             self.first_columns, self.last_columns = self.first_columns.to(device), self.last_columns.to(device)
-
-    @property
-    def in_one_go(self) -> bool:
-        return self.shared is not None
+        self.pool = _pooled(train) if self.shared is None and _can_be_pooled(train) else None
+        if self.pool is not None:
+            device = self.pool.images.device
+            sizes = torch.tensor([len(one) for one in train])
+            self.starts = (sizes.cumsum(0) - sizes).to(device)
+            self.first_columns, self.last_columns = self.first_columns.to(device), self.last_columns.to(device)
 
     def batch(self, pairs: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs, labels, and for each example the first and last column of its task's head."""
@@ -41,6 +46,10 @@ class Mixture:
             rows = index if self.shared.rows is None else self.shared.rows[index]
             x = self.shared.images[rows].gather(1, self.pixels[which]).float() / self.shared.scale
             y = self.shared.labels[rows]
+            return (*(t.to(device) for t in (x, y, self.first_columns[which], self.last_columns[which])),)  # type: ignore[return-value]
+        if self.pool is not None:
+            which, index = which.to(self.starts.device), index.to(self.starts.device)
+            x, y = self.pool.batch(self.starts[which] + index)
             return (*(t.to(device) for t in (x, y, self.first_columns[which], self.last_columns[which])),)  # type: ignore[return-value]
         order = which.cpu().argsort(stable=True)
         pieces = []
@@ -52,6 +61,29 @@ class Mixture:
         x, y = (torch.cat([piece[i].to(device) for piece in pieces]) for i in (0, 1))
         by_task = which.cpu().sort(stable=True).values
         return x, y, self.first_columns[by_task].to(device), self.last_columns[by_task].to(device)
+
+
+def mixed_in_one_go(tasks: Sequence[Task]) -> bool:
+    """Whether a batch of several of these tasks takes the same few operations whatever it holds."""
+    train = [task.train for task in tasks]
+    return _share_images(train) or _can_be_pooled(train)
+
+
+def _can_be_pooled(train: Sequence[Examples]) -> bool:
+    def kind(one: Examples) -> tuple[object, ...]:
+        return one.images.shape[1:], one.images.dtype, one.images.device, one.scale, one.size
+
+    alike = all(one.pixels is None and kind(one) == kind(train[0]) for one in train)
+    return alike and sum(len(one) * one.images[0].nbytes for one in train) <= POOLED_AT_MOST
+
+
+def _pooled(train: Sequence[Examples]) -> Examples:
+    """All examples, one task's behind another's."""
+    images, labels = (
+        torch.cat([part if one.rows is None else part[one.rows] for one, part in zip(train, parts, strict=True)])
+        for parts in ([one.images for one in train], [one.labels for one in train])
+    )
+    return Examples(images, labels, scale=train[0].scale, size=train[0].size)
 
 
 def _share_images(train: Sequence[Examples]) -> bool:
