@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from alasso import AlassoError
 from alasso.bench import data, train
