@@ -11,7 +11,7 @@ from alasso.bench.streams import Examples, Task
 from alasso.coresets import random_coreset
 from alasso.errors import AlassoError
 
-POOLED_AT_MOST = 2 << 30  # bytes of images
+POOLED_AT_MOST = 512 << 20  # bytes of images: a second copy of them is made
 
 
 class Mixture:
