@@ -358,6 +358,7 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--reference", "absent.json"], "absent.json cannot be read"),
         (["data", "check", "mnits"], "mnits"),
         (["search", "permuted-digits", "--file", "x.json", "--method", "sgd"], "sgd has no settings to search"),
+        (["search", "permuted-digits", "--file", "x.json", "--set", "lam=1"], "--set needs --method: whose lam"),
         (
             ["search", "split-folder", "--file", "x.json"],
             "there is no search on split-folder; alasso run split-folder PATH",
@@ -752,6 +753,20 @@ def test_a_search_ends_with_what_it_chose_and_how_good_it_was(tmp_path, monkeypa
     assert code == 0, errors
     best = json.loads(file.read_text())["methods"]["mas"]["tried"][0]
     assert output.splitlines()[-1].startswith(f"mas: lam={best['lam']}, A = {best['A']:.3f} on held-out examples")
+
+
+def test_a_search_tries_what_the_command_line_says_and_says_whom_it_does_not_concern(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(METHODS["si"].search, "c", (0.1,))
+    monkeypatch.setitem(METHODS["si"].search, "xi", (0.1,))
+    file = tmp_path / "outcome.json"
+    words = ["search", "permuted-digits", "--method", "mas", "si", "--set", "lam=0.5,2", *SEARCH[4:-1]]
+    code, output, errors = in_process((*words, "--file", file, "--out", tmp_path / "runs"), monkeypatch, capsys)
+    assert code == 0 and "lam is no setting of si: searched without it" in output, errors
+    tried = json.loads(file.read_text())["methods"]
+    assert [sorted(row["lam"] for row in tried["mas"]["tried"]), tried["si"]["space"]] == [
+        [0.5, 2.0],
+        {"c": [0.1], "xi": [0.1]},
+    ]
 
 
 def test_settings_that_only_some_methods_have_are_said():

@@ -2,12 +2,14 @@
 
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from alasso import regularizers
 from alasso.bench import (
     compiling,
     data,
@@ -350,12 +352,20 @@ def test_the_compiler_is_asked_for_what_it_knows_and_never_to_choose_by_timing(m
     assert asked == [{"deterministic": True}, {"deterministic": True, "unroll_reductions_threshold": 17}]
 
 
-def test_processes_that_compile_are_kept(monkeypatch):
-    """A stack may come to be compiled any time later; that this torch knows the wish is part of what is shown."""
-    config = compiling.inductor_config()
-    monkeypatch.setattr(config, "quiesce_async_compile_pool", True)
-    compiling.OrPlain(lambda x: x, lambda x: x, "same", dynamic=False)
-    assert config.quiesce_async_compile_pool is False
+def test_processes_that_compile_are_kept_before_anything_is_compiled(monkeypatch):
+    config = SimpleNamespace(quiesce_async_compile_pool=True)
+    monkeypatch.setattr(compiling, "inductor_config", lambda: config)
+    monkeypatch.setattr(train, "compiles_on", lambda place: True)
+    attach, kept = regularizers.ALASSO.attach, []
+    monkeypatch.setattr(
+        regularizers.ALASSO,
+        "attach",
+        lambda *rest: kept.append(not config.quiesce_async_compile_pool) or attach(*rest),
+    )
+    train.run(small(tasks=1, epochs=1), device="cpu")
+    assert kept and all(kept)
+    monkeypatch.setattr(compiling, "inductor_config", SimpleNamespace)
+    compiling.keep_compiling_processes()  # a torch that dismisses none has no such wish
 
 
 def trained_together(model=None, methods=("alasso", "si")):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,20 @@ def of_several_sizes():
     return Stream("x", (Task("a", one, one, slice(0, 3)), Task("b", other, other, slice(0, 3))), (1, 4, 4), 3, {})
 
 
+def of_several_scales():
+    """Pixels of one task are divided by something else: from a pool, they would come out wrong."""
+    stream = split_stream()
+    (first, *others) = stream.tasks
+    return replace(stream, tasks=(replace(first, train=replace(first.train, scale=100.0)), *others))
+
+
+def of_several_dtypes():
+    stream = split_stream()
+    (first, *others) = stream.tasks
+    as_floats = replace(first.train, images=first.train.images.double())
+    return replace(stream, tasks=(replace(first, train=as_floats), *others))
+
+
 def of_all_rows():
     """Tasks that are whole sets of images, of different lengths, and columns of their own."""
     return Stream.of([(pair, pair) for pair in (of_class(0, 4), of_class(1, 9), of_class(2, 8))], heads="own")
@@ -69,14 +84,16 @@ def of_class(label, count):
     return torch.rand(count, 16), torch.full((count,), label)
 
 
-WAYS = [(permuted_stream, "shared"), (split_stream, "pool"), (of_all_rows, "pool"), (of_several_sizes, None)]
+WAYS = [(permuted_stream, "shared"), (split_stream, "pool"), (of_all_rows, "pool")] + [
+    (make, None) for make in (of_several_sizes, of_several_scales, of_several_dtypes)
+]
 
 
 @pytest.mark.parametrize(("make", "way"), WAYS)
 def test_a_mixture_gives_the_very_examples_that_its_pairs_name(make, way):
     stream = make()
     mixture = Mixture(stream.tasks)
-    assert {"shared": mixture.shared, "pool": mixture.pool, None: mixture.tasks}[way] is not None
+    assert [name for name in ("shared", "pool") if getattr(mixture, name) is not None] == ([way] if way else [])
     assert mixed_in_one_go(stream.tasks) == (way is not None)
     last_task = len(stream.tasks) - 1
     pairs = torch.tensor([[last_task, 5], [0, 3], [1, 7], [0, 3], [last_task, 0]])
@@ -92,12 +109,24 @@ def test_a_mixture_gives_the_very_examples_that_its_pairs_name(make, way):
     assert found == sorted(expected)
 
 
+@pytest.mark.parametrize("make", [split_stream, of_all_rows])
+def test_a_pool_of_what_is_kept_holds_no_more_and_gives_the_same(make):
+    stream = make()
+    kept = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 5, 2])]
+    pairs = torch.tensor([[2, 5], [0, 3], [1, 7], [0, 1], [2, 0], [2, 2]])
+    some, everything = Mixture(stream.tasks, kept), Mixture(stream.tasks)
+    assert some.pool is not None and len(some.pool.examples) == 6
+    for got, want in zip(some.batch(pairs, CPU), everything.batch(pairs, CPU), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_images_that_would_take_too_much_room_a_second_time_are_not_pooled(monkeypatch):
     stream = split_stream()
     needed = sum(len(task.train) * task.train.images[0].nbytes for task in stream.tasks)
     for room, way in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(remembering, "POOLED_AT_MOST", room)
         assert (Mixture(stream.tasks).pool is not None) == mixed_in_one_go(stream.tasks) == way
+    assert mixed_in_one_go(stream.tasks, at_most=2)  # of each task, of which there is room for
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7])
@@ -333,8 +362,10 @@ def test_recorded_steps_on_batches_from_a_pool_equal_those_made_one_by_one(metho
     pairs = [(torch.rand(400, 64, generator=generator), torch.arange(400) % 2 + 2 * t) for t in range(3)]
     stream = Stream.of([(pair, pair) for pair in pairs], heads="own", device="cuda")
     config = RunConfig.own(method, epochs=4, batch_size=100, hidden=64, precision="float32")
-    assert mixed_in_one_go(stream.tasks)
+    replayed, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(1) or replay(graph))
     recorded = train.run(config, stream=stream, device="cuda")
+    assert replayed
     monkeypatch.setattr(loop, "steps_for", lambda learners, goes_on: graphs.DirectSteps(*learners))
     direct = train.run(config, stream=stream, device="cuda")
     np.testing.assert_allclose(recorded.accuracy[-1], direct.accuracy[-1], atol=0.01)

@@ -305,6 +305,9 @@ def test_shares_of_no_tasks_and_of_no_weights_are_no_numbers(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"losses": [[1.0, 1.0, 1.0]] * 3}))  # flat everywhere
     found = computed("probe_evenness", known, of="x/alasso")
     assert math.isnan(found.value) and found.note == "0 weights"
+    probe_file(one, tmp_path, seed=1)
+    found = computed("probe_evenness", known, of="x/alasso")
+    assert math.isnan(found.value) and found.note == "3 weights"  # of one seed; what the other has is no number
 
 
 def test_the_table_says_claim_paper_ours_and_verdict(capsys):

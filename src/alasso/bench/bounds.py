@@ -39,6 +39,7 @@ class MultiTask(Learner):
         return self.resident and mixed_in_one_go(self.stream.tasks)
 
     def prepare(self, t: int) -> None:
+        self.mixture = None  # whose pool makes room
         self.mixture = Mixture(self.stream.tasks[: t + 1])
 
     def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:

@@ -183,7 +183,9 @@ METHODS: dict[str, Method] = {
         search={"c": (0.1, 0.3, 1.0, 3.0), "xi": (0.01, 0.03, 0.1)},
     ),
     "mas": Method(
-        "memory aware synapses", {"lam": 1.0}, search={"lam": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)}
+        "memory aware synapses",
+        {"lam": 1.0},
+        search={"lam": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)},
     ),
     "imm-mean": Method("incremental moment matching, weights averaged", _IMM, _IMM_CHOICES, _IMM_SEARCH),
     "imm-mode": Method("incremental moment matching, weighed by the Fisher", _IMM, _IMM_CHOICES, _IMM_SEARCH),

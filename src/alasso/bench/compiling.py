@@ -39,7 +39,6 @@ class OrPlain:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.plain, self.name = plain, name
-        keep_compiling_processes()
         wishes = CHOSEN_WITHOUT_TIMING | dict(options or {})
         known = {option: value for option, value in wishes.items() if hasattr(inductor_config(), option)}
         renamed = kernels.renamed(function, name)
@@ -71,7 +70,8 @@ def compiled(function: Callable[..., Any], lanes: int, shape: tuple[int, ...] = 
 def keep_compiling_processes() -> None:
     """Keep the compiler's processes, which torch would dismiss after a minute and start again for the next stack.
 
-    Torch 2.11 once waited for them for ever, where a stack came to be compiled in the moment of their dismissal.
+    Torch 2.11 once waited for them for ever, where a stack came to be compiled in the moment of their dismissal. To be
+    called before anything is compiled: torch looks when it starts the first ones. It holds for the whole process.
     """
     config = inductor_config()
     if hasattr(config, "quiesce_async_compile_pool"):

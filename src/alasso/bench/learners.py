@@ -50,7 +50,7 @@ class Learner:
     @property
     def can_be_recorded(self) -> bool:
         """Whether a step runs on the device alone, so that a CUDA graph can hold it."""
-        return self.resident and (self.memory is None or mixed_in_one_go(self.stream.tasks))
+        return self.resident and (self.memory is None or mixed_in_one_go(self.stream.tasks, self.memory.size))
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -61,7 +61,8 @@ class Learner:
     def prepare(self, t: int) -> None:
         """Before the steps of task t, also when a run goes on in the middle of it."""
         if self.memory and t > 0:
-            self.mixture = Mixture(self.stream.tasks[:t])
+            self.mixture = None  # whose pool makes room
+            self.mixture = Mixture(self.stream.tasks[:t], self.memory.kept)
 
     def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
         """The steps of an epoch; from seed, task and epoch alone, so that a run can go on anywhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,75 +16,99 @@ POOLED_AT_MOST = 512 << 20  # bytes of images: a second copy of them is made
 
 
 class Mixture:
-    """Training examples of several tasks, by pairs (task, example).
+    """Training examples of several tasks, by pairs (task, example); of each task all of them, or those ``kept``.
 
     Tasks that permute the same images are gathered in one go, and so are tasks with like images, from a pool that holds
     a copy of them all; others task by task.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], kept: Sequence[Tensor] | None = None) -> None:
         self.tasks = tasks
-        self.first_columns = torch.tensor([task.head.start for task in tasks])
-        self.last_columns = torch.tensor([task.head.stop for task in tasks])
         train = [task.train for task in tasks]
+        kept = kept or [torch.arange(len(one)) for one in train]
         self.shared = train[0] if _share_images(train) else None
+        self.pool = (
+            Pool.of(train, kept) if self.shared is None and _can_be_pooled(train, list(map(len, kept))) else None
+        )
+        gathered_on = train[0].images.device if self.in_one_go else torch.device("cpu")
+        self.heads = torch.tensor([(task.head.start, task.head.stop) for task in tasks], device=gathered_on)
         if self.shared is not None:
-            device = self.shared.images.device
             self.pixels = torch.stack([pixels for one in train if (pixels := one.pixels) is not None])
-            self.first_columns, self.last_columns = self.first_columns.to(device), self.last_columns.to(device)
-        self.pool = _pooled(train) if self.shared is None and _can_be_pooled(train) else None
-        if self.pool is not None:
-            device = self.pool.images.device
-            sizes = torch.tensor([len(one) for one in train])
-            self.starts = (sizes.cumsum(0) - sizes).to(device)
-            self.first_columns, self.last_columns = self.first_columns.to(device), self.last_columns.to(device)
+
+    @property
+    def in_one_go(self) -> bool:
+        return self.shared is not None or self.pool is not None
 
     def batch(self, pairs: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs, labels, and for each example the first and last column of its task's head."""
-        which, index = pairs[:, 0], pairs[:, 1]
-        if self.shared is not None:
-            which, index = which.to(self.pixels.device), index.to(self.pixels.device)
+        which, index = pairs.to(self.heads.device).unbind(1)
+        if self.pool is not None:
+            x, y = self.pool.batch(which, index)
+        elif self.shared is not None:
             rows = index if self.shared.rows is None else self.shared.rows[index]
             x = self.shared.images[rows].gather(1, self.pixels[which]).float() / self.shared.scale
             y = self.shared.labels[rows]
-            return (*(t.to(device) for t in (x, y, self.first_columns[which], self.last_columns[which])),)  # type: ignore[return-value]
-        if self.pool is not None:
-            which, index = which.to(self.starts.device), index.to(self.starts.device)
-            x, y = self.pool.batch(self.starts[which] + index)
-            return (*(t.to(device) for t in (x, y, self.first_columns[which], self.last_columns[which])),)  # type: ignore[return-value]
-        order = which.cpu().argsort(stable=True)
+        else:
+            which, order = which.sort(stable=True)
+            x, y = self._task_by_task(which, index[order], device)
+        first, last = self.heads[which].unbind(1)
+        return x.to(device), y.to(device), first.to(device), last.to(device)
+
+    def _task_by_task(self, which: Tensor, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        counts = torch.bincount(which, minlength=len(self.tasks)).tolist()
         pieces = []
-        for t, count in enumerate(torch.bincount(which.cpu(), minlength=len(self.tasks)).tolist()):
-            if count:
-                mine, order = order[:count], order[count:]
-                examples = self.tasks[t].train
-                pieces.append(examples.batch(index.cpu()[mine].to(examples.images.device)))
-        x, y = (torch.cat([piece[i].to(device) for piece in pieces]) for i in (0, 1))
-        by_task = which.cpu().sort(stable=True).values
-        return x, y, self.first_columns[by_task].to(device), self.last_columns[by_task].to(device)
+        for task, mine in zip(self.tasks, index.split(counts), strict=True):
+            if len(mine):
+                pieces.append(task.train.batch(mine.to(task.train.images.device)))
+        return torch.cat([x.to(device) for x, _ in pieces]), torch.cat([y.to(device) for _, y in pieces])
 
 
-def mixed_in_one_go(tasks: Sequence[Task]) -> bool:
-    """Whether a batch of several of these tasks takes the same few operations whatever it holds."""
+@dataclass(frozen=True)
+class Pool:
+    """Copies of several tasks' examples in one tensor, one task's behind another's."""
+
+    examples: Examples
+    starts: Tensor  # of each task, where in ``rows`` its examples begin
+    rows: Tensor  # of each example of each task, where it lies; of those that are not kept, anywhere
+
+    @staticmethod
+    def of(train: Sequence[Examples], kept: Sequence[Tensor]) -> Pool:
+        first, count = train[0], sum(map(len, kept))
+        device = first.images.device
+        images = torch.empty(count, *first.images.shape[1:], dtype=first.images.dtype, device=device)
+        labels = torch.empty(count, dtype=first.labels.dtype, device=device)
+        sizes = torch.tensor([len(one) for one in train])
+        starts = sizes.cumsum(0) - sizes
+        rows = torch.zeros(int(sizes.sum()), dtype=torch.long)
+        filled = 0
+        for one, of_task, start in zip(train, kept, starts.tolist(), strict=True):
+            here = slice(filled, filled + len(of_task))
+            picked = of_task.to(device) if one.rows is None else one.rows[of_task.to(device)]
+            images[here], labels[here] = one.images[picked], one.labels[picked]
+            rows[start + of_task.cpu()] = torch.arange(here.start, here.stop)
+            filled = here.stop
+        return Pool(Examples(images, labels, scale=first.scale, size=first.size), starts.to(device), rows.to(device))
+
+    def batch(self, which: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.examples.batch(self.rows[self.starts[which] + index])
+
+
+def mixed_in_one_go(tasks: Sequence[Task], at_most: int | None = None) -> bool:
+    """Whether a batch of several of these tasks takes the same few operations whatever it holds.
+
+    ``at_most``: how many examples of a task are kept; None: all.
+    """
     train = [task.train for task in tasks]
-    return _share_images(train) or _can_be_pooled(train)
+    counts = [len(one) if at_most is None else min(at_most, len(one)) for one in train]
+    return _share_images(train) or _can_be_pooled(train, counts)
 
 
-def _can_be_pooled(train: Sequence[Examples]) -> bool:
+def _can_be_pooled(train: Sequence[Examples], counts: Sequence[int]) -> bool:
     def kind(one: Examples) -> tuple[object, ...]:
         return one.images.shape[1:], one.images.dtype, one.images.device, one.scale, one.size
 
     alike = all(one.pixels is None and kind(one) == kind(train[0]) for one in train)
-    return alike and sum(len(one) * one.images[0].nbytes for one in train) <= POOLED_AT_MOST
-
-
-def _pooled(train: Sequence[Examples]) -> Examples:
-    """All examples, one task's behind another's."""
-    images, labels = (
-        torch.cat([part if one.rows is None else part[one.rows] for one, part in zip(train, parts, strict=True)])
-        for parts in ([one.images for one in train], [one.labels for one in train])
-    )
-    return Examples(images, labels, scale=train[0].scale, size=train[0].size)
+    return alike and sum(counts) * train[0].images[0].nbytes <= POOLED_AT_MOST
 
 
 def _share_images(train: Sequence[Examples]) -> bool:

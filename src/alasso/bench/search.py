@@ -44,12 +44,14 @@ def search(
         raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
     check_file(file)
     outcome = _read(file, benchmark)
-    for method in methods:  # before anything is run
-        if not known(method, METHODS, "method").search:
-            raise AlassoError(f"{method} has no settings to search for")
+    for method in methods:
+        known(method, METHODS, "method")
     _refuse_unknown(values, methods)
     measured = {**fields, "validation": True}
     spaces = {method: _space(method, values) for method in methods}
+    for method, space in spaces.items():  # before anything is run
+        if not space:
+            raise AlassoError(f"{method} has no settings to search for")
     planned = {method: runs.combinations(benchmark, [method], seeds, measured, spaces[method]) for method in methods}
     without: list[str] = []
     for method, configs in planned.items():

@@ -13,6 +13,7 @@ from torch import nn
 from alasso.bench import checkpoint, editions, models, results
 from alasso.bench.benchmarks import make_streams
 from alasso.bench.checkpoint import Position
+from alasso.bench.compiling import compiles_on, keep_compiling_processes
 from alasso.bench.config import RunConfig
 from alasso.bench.lanes import can_share_a_stack, shape_of, stackable, that_fit
 from alasso.bench.learners import Learner
@@ -85,6 +86,8 @@ def run_together(
     refuse_doubles(configs)
     out, data_dir = (None if folder is None else Path(folder) for folder in (out, data_dir))
     place = torch_device(device)
+    if compiles_on(place):
+        keep_compiling_processes()
     own = bool(streams)
     streams = streams or make_streams(configs, data_dir, place)
     refuse_other_lengths(configs, streams)

@@ -160,7 +160,7 @@ class VariationalWithCoreset(Variational):
         return found
 
     def train_on_coresets(self, t: int) -> None:
-        mixture = Mixture(self.stream.tasks[: t + 1])
+        mixture = Mixture(self.stream.tasks[: t + 1], self.coresets)
         pairs = torch.cat([torch.stack([torch.full_like(kept, j), kept], 1) for j, kept in enumerate(self.coresets)])
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, CORESET_EPOCHS))
         settings = self.config.settings

@@ -43,6 +43,8 @@ class Finding:
 
 def over_seeds(values: Values, note: str = "") -> Finding:
     numbers = list(values.values())
+    if any(map(math.isnan, numbers)):
+        return Finding(math.nan, None, len(numbers), note)
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Finding(statistics.fmean(numbers), deviation, len(numbers), note)
 

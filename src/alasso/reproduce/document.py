@@ -25,7 +25,7 @@ from alasso.reproduce.computations import Finding, difference, mean
 from alasso.reproduce.counting import EXAMPLES, steps_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import Experiment
-from alasso.reproduce.plan import part_title, whole_parts
+from alasso.reproduce.plan import part_title, probes_in, whole_parts
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -236,18 +236,12 @@ class Document:
         for one in self.evidence.experiments.values():
             found = self.evidence.results_of([one.id])
             if one.probe is not None:
-                there = sum(self._probes_of(f"{one.id}/{run}") for run in one.runs)
+                there = sum(len(probes_in(self.out, one.config(run))) for run in one.runs)
                 rows.append([f"`{one.id}`", one.title, one.paper, str(there), str(len(one.configs())), "–"])
                 continue
             seconds = f"{sum(result.seconds for result in found):,.0f}" if found else "–"
             rows.append([f"`{one.id}`", one.title, one.paper, str(len(found)), str(len(one.configs())), seconds])
         return markdown_table(rows, right=(3, 4, 5))
-
-    def _probes_of(self, reference: str) -> int:
-        try:
-            return len(self.evidence.probes(reference))
-        except NotRun:
-            return 0
 
     def times(self) -> str:
         """Wall-clock time of each part, as it was carried out; of others, what their result files say."""
