@@ -35,6 +35,13 @@ def test_other_seeds_are_independent_samples():
     assert found.error == pytest.approx(math.sqrt(a.var(ddof=1) / 3 + b.var(ddof=1) / 2))
 
 
+def test_a_single_seed_in_common_is_a_pair_too():
+    one, other = group("si", (0, 1, 2)), group("alasso", (1,), fading=0.01)
+    found = difference(one, other, "A")
+    assert (found.pairs, found.error) == (1, None)
+    assert found.mean == pytest.approx(other.measures["A"][0] - one.measures["A"][1])
+
+
 def test_a_single_seed_has_no_standard_error():
     assert difference(group("si", (0,)), group("alasso", (0,)), "A").error is None
     assert difference(group("si", (0,)), group("alasso", (0,)), "I") is None

@@ -307,6 +307,28 @@ def test_a_search_tries_the_values_it_is_told_to_and_the_methods_own_of_all_else
     assert set(outcome["chosen"]["online-ewc"]) == {"lam", "gamma"}
 
 
+def test_searches_that_differ_in_the_values_alone_are_taken_together(tmp_path, capsys):
+    options = runs.Options(out=tmp_path / "runs", device="cpu", quiet=True, resume=True)
+    fields, file = {"tasks": 2, "epochs": 1, "hidden": 8}, tmp_path / "found.json"
+
+    def searched(values, seeds=(0,), **changes):
+        given = {"c": values, "xi": ["0.1"]}
+        asked = {**fields, **changes}
+        outcome = searching.search("permuted-digits", ["si"], seeds, asked, options, file, Console(), given)
+        return outcome["methods"]["si"], outcome["chosen"]["si"]
+
+    first, _ = searched(["1", "3"])
+    both, chosen = searched(["0.5", "3"])
+    assert both["space"]["c"] == [0.5, 1.0, 3.0] and len(both["tried"]) == 3
+    assert [row["A"] for row in both["tried"]] == sorted((row["A"] for row in both["tried"]), reverse=True)
+    assert chosen["c"] == both["tried"][0]["c"] and both["earlier"] == [first["environment"]]
+    assert "is replaced" not in capsys.readouterr().out
+    for changes in ({"seeds": (0, 1)}, {"epochs": 2}):
+        alone, _ = searched(["2", "2"], **changes)
+        assert [row["c"] for row in alone["tried"]] == [2.0] and "earlier" not in alone
+        assert "from a search on other tasks, seeds or settings, is replaced" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -105,6 +105,18 @@ def test_from_a_result_to_its_figures(tmp_path, capsys, method):
         assert ours[unseen] == pytest.approx(1.8 * si[unseen] + 1e-6 * 0.25, rel=1e-4)
 
 
+def test_a_probe_does_not_write_over_that_of_another_run(tmp_path):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    one, other = (results.write(made_up("sgd", tasks=2, epochs=1, hidden=20, seed=seed), tmp_path) for seed in (0, 1))
+    quick = {"weights": 3, "offsets": 3, "span": 0.5, "examples": 20, "device": "cpu"}
+    for _ in range(2):  # its own it may
+        commands.probe(one, out=tmp_path / "probe", **quick)
+    before = (tmp_path / "probe" / "probe.json").read_text()
+    with pytest.raises(AlassoError, match="is the probe of another run"):
+        commands.probe(other, out=tmp_path / "probe", **quick)
+    assert (tmp_path / "probe" / "probe.json").read_text() == before
+
+
 def test_wrong_plans_are_refused():
     with pytest.raises(AlassoError, match="odd"):
         Plan(offsets=40)

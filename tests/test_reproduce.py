@@ -181,11 +181,14 @@ def test_tasks_that_come_near_a_bound():
     assert computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=1).note == "1 of 3 tasks"
 
 
+PROBED = {"weights": 3, "offsets": 3, "examples": 5}
+
+
 def probe_file(one, out, seed=0, came_from=(-0.5, -0.5, 0.5)):
-    """Two weights from the left, one from the right: losses over offsets −1, 0, 1."""
+    """Two weights from the left, one from the right: losses over offsets −1, 0, 1; as the experiment plans it."""
     content = {
         "config": one.config("alasso", seed).to_json(),
-        "plan": {"weights": 3, "offsets": 3, "span": 1.0, "examples": 5},
+        "plan": {"span": 1.0, **PROBED},
         "seconds": 1.0,
         "accuracy": 0.9,
         "offsets": [-1.0, 0.0, 1.0],
@@ -199,7 +202,7 @@ def probe_file(one, out, seed=0, came_from=(-0.5, -0.5, 0.5)):
 
 
 def test_probe_computations(tmp_path):
-    one = experiment(runs={"alasso": {}}, probe={"weights": 3})
+    one = experiment(runs={"alasso": {}}, probe=PROBED)
     known = Evidence({"x": one}, [], tmp_path)
     for how in ("probe_evenness", "probe_underestimated", "probe_unseen_is_steeper"):
         with pytest.raises(NotRun):
@@ -214,8 +217,23 @@ def test_probe_computations(tmp_path):
     assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 0.5  # the second one did not move
 
 
+def test_what_was_probed_by_another_plan_is_probed_anew(tmp_path):
+    one = experiment(runs={"alasso": {}}, probe=PROBED, seeds=1)
+    probe_file(one, tmp_path)
+    planned = make_plan([one], None, tmp_path)
+    assert (len(planned.probes), planned.probes_present) == (0, 1)
+    enough = replace(one, probe={**PROBED, "examples": 100})  # the task has no more than it was measured on
+    assert not make_plan([enough], None, tmp_path).probes
+    for change in ({"weights": 4}, {"offsets": 5}, {"span": 2.0}, {"examples": 4}):
+        other = replace(one, probe={**PROBED, **change})
+        planned = make_plan([other], None, tmp_path)
+        assert (len(planned.probes), planned.probes_present) == (1, 0), change
+        with pytest.raises(NotRun):
+            Evidence({"x": other}, [], tmp_path).probes("x/alasso")
+
+
 def test_probes_of_several_seeds_are_taken_together(tmp_path):
-    one = experiment(runs={"alasso": {}}, probe={"weights": 3}, seeds=3)
+    one = experiment(runs={"alasso": {}}, probe=PROBED, seeds=3)
     known = Evidence({"x": one}, [], tmp_path)
     for seed, came_from in {10: (0.5, 0.5, 0.5), 0: (-0.5, -0.5, 0.5), 1: (0.5, 0.0, 0.5)}.items():
         probe_file(one, tmp_path, seed, came_from)
@@ -223,6 +241,11 @@ def test_probes_of_several_seeds_are_taken_together(tmp_path):
     found = computed("probe_unseen_is_steeper", known, of="x/alasso")
     assert found.value == pytest.approx((1 + 1 / 2 + 1 / 3) / 3) and found.seeds == 3  # each seed counts alike
     assert found.deviation == pytest.approx(statistics.stdev([1, 1 / 2, 1 / 3])) and found.note == "8 weights"
+    probe_file(one, tmp_path, 0, (0.5, 0.5, 0.5))
+    probe_file(one, tmp_path, 1, (0.5, 0.5, 0.5))
+    found = computed("probe_unseen_is_steeper", known, of="x/alasso")
+    assert found.value == pytest.approx(1 / 3)  # of each seed, which is luck with three weights
+    assert found.deviation == pytest.approx(math.sqrt(1 / 3 * 2 / 3 / 3))
     assert [len(make_plan([one], seeds, tmp_path).probes) for seeds in (None, 1, 2)] == [1, 0, 0]  # seed 2 is missing
 
 
@@ -297,7 +320,7 @@ def test_a_claim_without_a_number_has_no_verdict(capsys):
 
 
 def test_shares_of_no_tasks_and_of_no_weights_are_no_numbers(tmp_path):
-    one = experiment(runs={"alasso": {}, "single-task": {}}, probe={"weights": 3})
+    one = experiment(runs={"alasso": {}, "single-task": {}}, probe=PROBED)
     known = evidence({"alasso": [0.5], "single-task": [0.9]}, one, tmp_path)
     assert math.isnan(computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=9).value)
     probe_file(one, tmp_path)
@@ -460,9 +483,9 @@ hidden = 8
 [runs]
 alasso = {}
 [probe]
-weights = 5
-offsets = 5
-examples = 20
+weights = 3
+offsets = 3
+examples = 5
 [quick]
 """
 
@@ -499,6 +522,11 @@ def folder(tmp_path, monkeypatch):
             ('title = "Small"', 'title = "Small"\nprobe = { wieghts = 3 }'),
             "[probe] has no 'wieghts'; did you mean 'weights'?",
         ),
+        (('title = "Small"', 'title = "Small"\nprobe = { weights = 0 }'), "[probe]: weights must be a whole number"),
+        (('title = "Small"', 'title = "Small"\nprobe = { weights = 2.5 }'), "from 1 on, not 2.5"),
+        (('title = "Small"', 'title = "Small"\nprobe = { examples = 0 }'), "[probe]: examples must be a whole number"),
+        (('title = "Small"', 'title = "Small"\nprobe = { offsets = 4 }'), "[probe]: offsets must be odd"),
+        (('title = "Small"', 'title = "Small"\nprobe = { span = "wide" }'), "[probe]: span must be a positive number"),
         (("si = {}", 'si = { method = ["si"] }'), "run 'si' must be a table with one method"),
         (("tasks = 3", "tasks = 3\nseed = 4"), "seed is no field of a run"),
     ],
@@ -555,6 +583,7 @@ def test_a_mistake_in_a_claim_is_found_before_anything_runs(folder, change, mess
         ({"how": "largest_deviation", "table": {"x/si": "0.7"}}, "cannot be computed from"),
         ({"how": "smaller_loss", "of": ["x/si"], "others": [["x/si", "x/ewc"]]}, "cannot be computed from"),
         ({"how": "probe_evenness", "of": "x/si"}, "experiment x has no [probe]"),
+        ({"how": "mean", "of": "z/si"}, "z/si is probed and not trained to its end"),
         ({"how": "mean", "of": "y/si", "measure": "I"}, "single-task, of which there is no run beside y/si"),
     ],
 )
@@ -562,6 +591,7 @@ def test_a_computation_that_cannot_be_made_is_found_before_anything_runs(argumen
     texts = dict.fromkeys(("id", "topic", "where", "says", "why"), "c")
     with pytest.raises(AlassoError) as caught:
         known = {"x": experiment(), "y": experiment("y", runs={"si": {}}, fields={**SMALL, "tasks": 4})}
+        known["z"] = experiment("z", runs={"si": {}}, fields={**SMALL, "tasks": 5}, probe=PROBED)
         claims._claim({**texts, **arguments, "at_least": 0.5}, known)
     assert message in str(caught.value)
 
@@ -1031,7 +1061,7 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     gone.unlink()
     code, output, errors = command(words, monkeypatch, capsys)
     assert code == 0, errors
-    assert "To do: 1 run; 6 already there" in output and results.read(gone).accuracy == before.accuracy
+    assert "To do: 1 run; 7 already there" in output and results.read(gone).accuracy == before.accuracy
     code, output, _ = command([*words, "--plan"], monkeypatch, capsys)
     assert code == 0 and "Nothing to run: all 7 results" in output
 

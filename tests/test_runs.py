@@ -610,7 +610,7 @@ def test_a_run_that_diverges_costs_the_others_of_a_sweep_nothing(tmp_path, lanes
         "permuted-digits", [method], [0], {"tasks": 2, "epochs": 1, "hidden": 8}, {"learning_rate": [1e38, 1e-3]}
     )
     options = runs.Options(out=tmp_path, device="cpu", quiet=True, lanes=lanes)
-    said = method + r" learning_rate=1e\+38, seed 0: .*diverged.* smaller learning rate .*; the other runs are finished"
+    said = method + r" learning_rate=1e\+38, seed 0: .*diverged.* smaller learning rate.*; the other runs are finished"
     with pytest.raises(DivergedError, match=said):
         runs.carry_out(configs, options, Console())
     assert {path.name for path in tmp_path.iterdir()} == {f"{configs[0].name}.diverged", f"{configs[1].name}.json"}

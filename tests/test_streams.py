@@ -182,12 +182,25 @@ def test_own_streams_with_heads_of_their_own():
     assert everything(stream.tasks[1].train)[1].tolist() == [2, 4, 3, 2]
 
 
+class Uneven(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return torch.zeros(i + 1), 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda x, y: Stream.of([]), "at least one"),
         (lambda x, y: Stream.of([((x, y), (x, y))], heads="two"), "heads must be shared or own"),
-        (lambda x, y: Stream.of([((x, y), (x[:, :2], y))]), "inputs of one shape"),
+        (
+            lambda x, y: Stream.of([((x, y), (x[:, :2], y))]),
+            r"task 1 is tested on inputs of the shape \(2,\)",
+        ),
+        (lambda x, y: Stream.of([((x, y), (x, y)), ((x[:, :1], y), (x, y))]), r"task 2 is trained on .* shape \(1,\)"),
+        (lambda x, y: Stream.of([(Uneven(), Uneven())]), r"task 1 has inputs of several shapes, \(1,\) and \(2,\)"),
         (lambda x, y: Stream.of([((x, y[:2]), (x, y))]), "4 inputs and 2 labels"),
         (lambda x, y: Stream.of([((x, y.float()), (x, y))]), "class numbers"),
         (lambda x, y: Stream.of([Listed(4), Listed(2)]), r"task 1 is no pair \(train, test\): write Stream.of"),

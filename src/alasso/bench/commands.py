@@ -135,7 +135,7 @@ def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, resume: Resume = Fal
 
 def search(
     benchmark: Annotated[str, typer.Argument(help="See: alasso list")],
-    file: Annotated[Path, typer.Option(help="Outcome: what was tried and chosen. A method that is there is replaced.")],
+    file: Annotated[Path, typer.Option(help="Outcome: what was tried and chosen; added to if it is there.")],
     method: Annotated[list[str] | None, typer.Option(help="One or several; all that have settings if none.")] = None,
     tasks: Tasks = None,
     epochs: Epochs = None,
@@ -156,7 +156,7 @@ def search(
     values = arguments.parsed_settings(set_ or [])
     if values and not method:
         raise AlassoError(f"--set needs --method: whose {' and '.join(values)} is to have these values?")
-    options = runs.Options(out=out, data_dir=data_dir, device=device, quiet=quiet, resume=True)
+    options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again="delete it to run it again")
     methods = method or [name for name, known in METHODS.items() if known.search]
     for name in methods if not quiet else ():
         if name in METHODS and (lacking := [setting for setting in values if setting not in METHODS[name].settings]):
@@ -165,7 +165,7 @@ def search(
         outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Console(), values)
     except runs.Stopped as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
-    for name in methods:
+    for name in dict.fromkeys(methods):
         say(chosen_line(outcome, name))
 
 

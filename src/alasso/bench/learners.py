@@ -319,7 +319,7 @@ def check_weights(model: nn.Module) -> None:
     finite = {name: torch.isfinite(parameter).all() for name, parameter in model.named_parameters()}
     if not torch.stack(list(finite.values())).all():  # a GPU is waited for once
         name = next(name for name, sound in finite.items() if not sound)
-        advice = "are the inputs finite? A smaller learning rate or c helps"
+        advice = "are the inputs finite? A smaller learning rate, c or lam helps"
         raise DivergedError(f"{name} is no longer finite: the training diverged ({advice})")
 
 

@@ -79,7 +79,9 @@ def read(path: Path) -> Result:
         if not all(isinstance(part, dict) for part in (result.environment, result.data, result.metrics)):
             raise AlassoError("environment, data and metrics must be objects")
         check_stack(result)
-    except (TypeError, KeyError, AlassoError) as error:
+    except KeyError as error:
+        raise AlassoError(f"{path} is not a result of alasso: it has no {error}") from error
+    except (TypeError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error
     return result
 
@@ -124,9 +126,10 @@ def compact_rows(text: str) -> str:
     for line in text.split("\n"):
         bare = line.strip()
         if row is not None:
-            row.append(bare)
+            row.append(line)
             if bare in ("]", "],"):
-                lines.append("".join(row).replace(",", ", ").rstrip())
+                first, *others = row
+                lines.append("".join([first, *map(str.strip, others)]).replace(",", ", ").rstrip())
                 row = None
             elif not _is_number(bare.rstrip(",")):
                 lines += row  # no row of numbers after all

@@ -52,6 +52,7 @@ class Options:
     logs: tuple[str, ...] = ()
     checkpoint_every: float = 30.0
     lanes: int | None = None  # runs trained as one stack, at most; None: as many as the device takes
+    to_run_again: str = "run again with --restart"  # what to do about a run that is finished
 
 
 def combinations(
@@ -102,7 +103,7 @@ def carry_out(
     if not options.quiet:
         for config in configs:
             if config.name in done:
-                said = f"{label(config, varying)}: already done, {paths[config.name].name} (run again with --restart)"
+                said = f"{label(config, varying)}: already done, {paths[config.name].name} ({options.to_run_again})"
                 console.print(said, style="dim")
         if shorter:
             console.print(shorter_runs(shorter, left), style="dim", highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from alasso.bench import results, runs
 from alasso.bench.atomic import check_file, write_whole
-from alasso.bench.catalog import METHODS
+from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, known, nearest
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
@@ -36,14 +36,17 @@ def search(
     console: Console,
     values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Try every combination of each method's values; methods not named keep what ``file`` says of them.
+    """Try every combination of each method's values; methods not named keep what ``file`` says of them, and so do those
+    named, of values that are not tried again, if the search was the same in all else.
 
     ``values`` are tried of the settings that it names, in place of those that a method's own search has.
     """
     if benchmark == "split-folder":
         raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
     check_file(file)
+    known(benchmark, BENCHMARKS, "benchmark")
     outcome = _read(file, benchmark)
+    methods, seeds = list(dict.fromkeys(methods)), list(dict.fromkeys(seeds))
     for method in methods:
         known(method, METHODS, "method")
     _refuse_unknown(values, methods)
@@ -59,6 +62,12 @@ def search(
         if not found["tried"]:
             without.append(f"with none of its settings did {method} come to an end: {found['diverged']}")
             continue
+        if before := outcome["methods"].get(method):
+            if _alike(before, found):
+                found = _with_earlier(before, found)
+            else:
+                said = f"{method}: what {file} said of it, from a search on other tasks, seeds or settings, is replaced"
+                console.print(said, highlight=False, soft_wrap=True)
         outcome["methods"][method] = found
         outcome["chosen"][method] = {name: found["tried"][0][name] for name in found["space"]}
         write_whole(file, (results.compact_rows(json.dumps(outcome, indent=1)) + "\n").encode())
@@ -85,6 +94,8 @@ def _searched(
     configs: Sequence[RunConfig], names: Sequence[str], seeds: Sequence[int], options: runs.Options, console: Console
 ) -> dict[str, Any]:
     """What was tried for one method, the best first. Settings of which a seed diverged are none to choose from."""
+    from alasso.bench import train  # torch: only once there is something to run
+
     found, diverged = _carried_out(configs, options, console)
     whole = [row for row in _grouped(found, names) if len(row["A_of_seeds"]) == len(set(seeds))]
     return {
@@ -92,9 +103,37 @@ def _searched(
         "tried": sorted(whole, key=lambda row: -row["A"]),
         "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
         "seeds": list(seeds),
-        "environment": results.environment(options.device),
+        "environment": results.environment(str(train.torch_device(options.device))),
         **({"diverged": diverged} if diverged else {}),
     }
+
+
+def _alike(before: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether two searches of a method can be taken together: the same settings, tried on the same tasks and seeds."""
+    names = [sorted(search.get("space", ())) for search in (before, found)]
+    return names[0] == names[1] and all(before.get(part) == found[part] for part in ("run", "seeds"))
+
+
+def _with_earlier(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Both searches as one; of what was tried in both, the later one counts."""
+    names = list(found["space"])
+    again = [[row[name] for name in names] for row in found["tried"]]
+    kept = [row for row in before["tried"] if [row[name] for name in names] not in again]
+    if not kept:
+        return dict(found)
+    said = [search["diverged"] for search in (before, found) if "diverged" in search]
+    return {
+        **found,
+        "space": {name: _all_values(before["space"][name], found["space"][name]) for name in names},
+        "tried": sorted([*kept, *found["tried"]], key=lambda row: -row["A"]),
+        "earlier": [*before.get("earlier", []), before["environment"]],
+        **({"diverged": "; ".join(dict.fromkeys(said))} if said else {}),
+    }
+
+
+def _all_values(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+    values = list(dict.fromkeys([*one, *other]))
+    return values if any(isinstance(value, bool | str) for value in values) else sorted(values)
 
 
 def _carried_out(
@@ -119,7 +158,8 @@ def chosen_line(outcome: dict[str, Any], method: str) -> str:
     tried, space = searched["tried"], searched["space"]
     ties = sum(row["A"] == tried[0]["A"] for row in tried)
     notes = [f"as good as {count_of(ties - 1, 'other')} of {len(tried)} tried"] if ties > 1 else []
-    notes += [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], space[name])]
+    if ties < len(tried):
+        notes += [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], space[name])]
     values = " ".join(f"{name}={value}" for name, value in chosen.items())
     at_edge = f" ({', '.join(notes)})" if notes else ""
     left_out = f"; left out: {searched['diverged']}" if "diverged" in searched else ""
@@ -127,8 +167,8 @@ def chosen_line(outcome: dict[str, Any], method: str) -> str:
 
 
 def edge(value: Any, tried: Sequence[Any]) -> list[str]:
-    """Whether a number is the largest or smallest of three or more; of fewer, each is."""
-    if isinstance(value, bool | str) or len(set(tried)) < 3:
+    """Whether a number is the largest or smallest of several."""
+    if isinstance(value, bool | str) or len(set(tried)) < 2:
         return []
     return [which for which, end in (("smallest", min(tried)), ("largest", max(tried))) if value == end]
 

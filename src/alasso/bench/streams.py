@@ -238,9 +238,7 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
         if not isinstance(given, tuple | list) or len(given) != 2 or any(isinstance(half, Tensor) for half in given):
             raise AlassoError(f"task {t + 1} is no pair (train, test): write Stream.of([(train_1, test_1), …])")
     halves = [tuple(_as_tensors(half, f"task {t + 1}") for half in pair) for t, pair in enumerate(pairs)]
-    shapes = {tuple(x.shape[1:]) for pair in halves for x, _ in pair}
-    if len(shapes) > 1:
-        raise AlassoError(f"all tasks must have inputs of one shape, not {' and '.join(map(str, sorted(shapes)))}")
+    input_shape = _one_shape(halves)
     _refuse_untrained_labels(halves, heads)
     tasks, columns = [], 0
     for t, pair in enumerate(halves):
@@ -255,7 +253,7 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
         tasks.append(Task(f"task {t + 1}", train, test, head))
     if heads == "shared":
         tasks = [Task(task.name, task.train, task.test, slice(0, columns)) for task in tasks]
-    return Stream(name, tuple(tasks), shapes.pop(), columns, {})
+    return Stream(name, tuple(tasks), input_shape, columns, {})
 
 
 def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]], heads: str) -> None:
@@ -278,6 +276,17 @@ def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]]
         raise AlassoError(f"task {t + 1} is tested on {said}: {what_to_do}")
 
 
+def _one_shape(halves: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[int, ...]:
+    """That of an input: one network takes those of all tasks."""
+    expected = tuple(halves[0][0][0].shape[1:])
+    for t, pair in enumerate(halves):
+        for which, (x, _) in zip(("trained", "tested"), pair, strict=True):
+            if (shape := tuple(x.shape[1:])) != expected:
+                said = f"task {t + 1} is {which} on inputs of the shape {shape}, and task 1 trained on {expected}"
+                raise AlassoError(f"{said}: bring all to one shape")
+    return expected
+
+
 def _listed(labels: set[int], most: int = 8) -> str:
     """
     >>> _listed({3, 1}), _listed(set(range(20)), most=3)
@@ -286,13 +295,20 @@ def _listed(labels: set[int], most: int = 8) -> str:
     return ", ".join([*map(str, sorted(labels)[:most]), *(["…"] if len(labels) > most else [])])
 
 
+def _stacked(inputs: Sequence[Tensor], where: str) -> Tensor:
+    shapes = list(dict.fromkeys(tuple(x.shape) for x in inputs))
+    if len(shapes) > 1:
+        raise AlassoError(f"{where} has inputs of several shapes, {shapes[0]} and {shapes[1]}: bring all to one shape")
+    return torch.stack(list(inputs)) if inputs else torch.empty(0)
+
+
 def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
     """(x, y) of a torch Dataset, a TensorDataset or a pair of tensors or arrays."""
     if isinstance(half, torch.utils.data.TensorDataset):
         half = half.tensors
     elif isinstance(half, torch.utils.data.Dataset):
         items = [half[i] for i in range(len(half))]  # type: ignore[arg-type]
-        half = (torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items]))
+        half = (_stacked([torch.as_tensor(x) for x, _ in items], where), torch.tensor([int(y) for _, y in items]))
     try:
         x, y = (torch.as_tensor(part) for part in half)
     except (TypeError, ValueError, RuntimeError) as error:

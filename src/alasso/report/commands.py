@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -91,6 +91,14 @@ def compare(
         console.print(comparing.explanation(comparison), style="dim", markup=False)
 
 
+def refuse_probe_of_another(out: Path, config: dict[str, Any]) -> None:
+    """Figures of another run in that folder would be written over."""
+    from alasso.report.probe_findings import read
+
+    if (there := out / "probe.json").exists() and read(there).config != config:
+        raise AlassoError(f"{there} is the probe of another run: give another folder by --out, or delete it")
+
+
 def probe(
     result: Annotated[Path, typer.Argument(help="A result file; its first task is learned again.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the figures and the measurement.")] = Path("probe"),
@@ -110,7 +118,9 @@ def probe(
 
     check_writable(out)
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
-    measured = probe_first_task(read_checked(result).config, plan, data_dir=data_dir, device=device, say=say)
+    config = read_checked(result).config
+    refuse_probe_of_another(out, config.to_json())
+    measured = probe_first_task(config, plan, data_dir=data_dir, device=device, say=say)
     for path in write_probe(measured, out):
         say(str(path))
     for line in measured.statement():

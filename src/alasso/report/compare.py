@@ -43,14 +43,15 @@ class Comparison:
 
 
 def difference(first: Group, second: Group, measure: str) -> Difference | None:
-    """Over the seeds both have, pair by pair; where they share fewer than two, as independent samples."""
+    """Over the seeds both have, pair by pair; where they share none, as independent samples."""
     one, other = known(first, measure), known(second, measure)
     if not one or not other:
         return None
     shared = sorted(set(one) & set(other))
-    if len(shared) > 1:
+    if shared:
         apart = np.array([other[seed] - one[seed] for seed in shared])
-        return Difference(float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(len(apart)), len(shared))
+        spread = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else None
+        return Difference(float(apart.mean()), spread, len(shared))
     a, b = np.array(list(one.values())), np.array(list(other.values()))
     error = None
     if len(a) > 1 and len(b) > 1:
@@ -273,10 +274,11 @@ def explanation(comparison: Comparison) -> str:
     if not pairs:
         return "only one column has this"
     if all(pairs):
-        return "difference to the first ± its standard error, over the seeds that both have"
+        error = " ± its standard error" if max(pairs) > 1 else ""
+        return f"difference to the first{error}, over the seeds that both have"
     errors = [found.error for group in present[1:] if (found := difference(present[0], group, "A"))]
     if all(error is None for error in errors):
         return "difference to the first; a standard error needs two seeds or more of each"
     if any(error is None for error in errors):
         return "difference to the first ± its standard error, where both have two seeds or more"
-    return "difference to the first ± its standard error; seed by seed where two or more seeds are the same"
+    return "difference to the first ± its standard error; seed by seed where seeds are the same"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,18 @@ class Plan:
     examples: int = 1000
 
     def __post_init__(self) -> None:
+        for name, least in (("weights", 1), ("offsets", 3), ("examples", 1)):
+            count = getattr(self, name)
+            if type(count) is not int or count < least:
+                raise AlassoError(f"{name} must be a whole number from {least} on, not {count!r}")
         if self.offsets % 2 == 0:
             raise AlassoError(f"offsets must be odd, so that the optimum itself is among them, not {self.offsets}")
-        if not 0 < self.span < float("inf"):
-            raise AlassoError(f"span must be a positive number, not {self.span}")
+        if type(self.span) not in (int, float) or not 0 < self.span < float("inf"):
+            raise AlassoError(f"span must be a positive number, not {self.span!r}")
+
+    def is_that_of(self, asked: Plan) -> bool:
+        """Whether what was asked for is what was measured; of a task with fewer examples, these are all of them."""
+        return replace(self, examples=asked.examples) == asked and self.examples <= asked.examples
 
 
 @dataclass(frozen=True)
@@ -97,13 +105,16 @@ class Measured:
             f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
             f"(seed {self.seed}, test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
             f"on {plan.examples} training examples; measured in {self.seconds:.1f} s",
-            f"without any effect on the loss: {total - len(lines)}, whose input is always zero, or whose unit is",
-            f"for {len(lines) - len(rises)} the loss rises on neither side: training ended short of their optimum",
         ]
+        if without := total - len(lines):
+            said.append(f"without any effect on the loss: {without}, whose input or unit is always zero")
+        if short := len(lines) - len(rises):
+            said.append(f"for {short} the loss rises on neither side: training ended short of their optimum")
         if len(evenness):
             said.append(
                 f"{len(evenness)} have a side where the loss rises, by {np.median(rises):.2g} (median); "
-                f"the other side changes by {np.median(evenness):.2f} of that (median; 1: symmetric, below 0: it falls)"
+                f"the other side changes by {signed(float(np.median(evenness)))} of that "
+                "(median; 1: symmetric, below 0: it falls)"
             )
         if len(both_rise):
             low, middle, high = np.quantile(both_rise, (0.25, 0.5, 0.75))
@@ -112,6 +123,14 @@ class Measured:
                 f"(median; quartiles {low:.2f} and {high:.2f})"
             )
         return said
+
+
+def signed(value: float) -> str:
+    """
+    >>> signed(-0.5)
+    '−0.50'
+    """
+    return f"{value:.2f}".replace("-", "−")
 
 
 def read(path: Path) -> Measured:

@@ -176,10 +176,8 @@ def ended_early(part: Part, out: Path) -> list[RunConfig]:
 def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> None:
     """Learn the first task of a run again and move its weights; the numbers go beside the results."""
     from alasso.report.probe import probe_first_task
-    from alasso.report.probe_findings import Plan as ProbePlan
 
-    plan = ProbePlan(**probe.plan)  # type: ignore[arg-type]
-    measured = probe_first_task(probe.config, plan, data_dir=options.data_dir, device=options.device, say=say)
+    measured = probe_first_task(probe.config, probe.plan, data_dir=options.data_dir, device=options.device, say=say)
     path = probe.path(options.out)
     write_whole(path, (json.dumps(dataclasses.asdict(measured), ensure_ascii=False) + "\n").encode())
 

@@ -193,10 +193,17 @@ class Rehearsal(Evidence):
                 raise AlassoError("a list of runs belongs where a text stands, or a list of lists where a list does")
             if not isinstance(reference, str) or "/" not in reference:
                 raise AlassoError(f"{reference!r} names no run: write experiment/run")
+            self.check_that_it_is_trained(reference)
         check_measure(measure)
         if measure == "I":
             self.check_that_single_task_is_run(references)
         return {ref: {0: self.made_up(ref), 1: 0.5} for ref in references}
+
+    def check_that_it_is_trained(self, reference: str) -> None:
+        """By whichever experiment: one with [probe] moves weights after the first task, and has no accuracies."""
+        trained = {c.hash for one in self.experiments.values() if one.probe is None for c in one.configs(1)}
+        if self.config_hash(reference) not in trained:
+            raise AlassoError(f"{reference} is probed and not trained to its end: no other experiment has that run")
 
     def check_that_single_task_is_run(self, references: Sequence[str]) -> None:
         """On the same tasks, by whichever experiment: intransigence is measured against it."""

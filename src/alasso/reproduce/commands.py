@@ -112,7 +112,7 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
 def to_do(planned: Plan) -> str:
     from alasso.reproduce import carrying
 
-    return f"To do: {carrying.to_do(planned)}; {planned.present}"
+    return f"To do: {carrying.to_do(planned)}; {planned.present + planned.probes_present}"
 
 
 def estimated(estimate: Estimate) -> str:

@@ -11,7 +11,7 @@ import inspect
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,7 +190,7 @@ def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") 
         _, guessed = at_unseen_end(measured, np.array(measured.surrogates[surrogate]))
         rises = unseen & (true > 0)
         found[seed] = guessed[rises] < true[rises]
-    return of_weights(found, np.mean)
+    return share_of_weights(found)
 
 
 def probe_unseen_is_steeper(evidence: Evidence, *, of: str) -> Finding:
@@ -204,7 +204,7 @@ def probe_unseen_is_steeper(evidence: Evidence, *, of: str) -> Finding:
         _, seen_end = at_unseen_end(measured, measured.changes()[:, ::-1])
         matters = moved & (unseen_end != seen_end)
         found[seed] = unseen_end[matters] > seen_end[matters]
-    return of_weights(found, np.mean)
+    return share_of_weights(found)
 
 
 def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool_], Array]:
@@ -212,6 +212,15 @@ def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool
     came_from = np.array(measured.came_from)
     end = np.where(came_from > 0, 0, lines.shape[1] - 1)  # came from the right: the left side is unseen
     return came_from != 0, lines[np.arange(len(lines)), end]
+
+
+def share_of_weights(found: Mapping[int, npt.NDArray[np.bool_]]) -> Finding:
+    """The deviation is not below that of shares of so few weights, drawn by chance: seeds may agree by luck."""
+    finding = of_weights(found, np.mean)
+    if finding.deviation is None:
+        return finding
+    drawn = math.sqrt(statistics.fmean(of.mean() * (1 - of.mean()) / len(of) for of in found.values()))
+    return replace(finding, deviation=max(finding.deviation, drawn))
 
 
 def of_weights(found: Mapping[int, npt.NDArray[Any]], summed_up: Callable[[npt.NDArray[Any]], Any]) -> Finding:

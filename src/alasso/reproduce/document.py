@@ -19,13 +19,14 @@ from alasso.bench.results import Result, device_of
 from alasso.bench.tables import spread
 from alasso.errors import AlassoError
 from alasso.report.groups import Group
+from alasso.report.probe_findings import Measured
 from alasso.reproduce import show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
 from alasso.reproduce.computations import Finding, difference, mean
 from alasso.reproduce.counting import EXAMPLES, steps_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import Experiment
-from alasso.reproduce.plan import part_title, probes_in, whole_parts
+from alasso.reproduce.plan import part_title, whole_parts
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -236,20 +237,27 @@ class Document:
         for one in self.evidence.experiments.values():
             found = self.evidence.results_of([one.id])
             if one.probe is not None:
-                there = sum(len(probes_in(self.out, one.config(run))) for run in one.runs)
+                there = sum(len(self._probes_of(f"{one.id}/{run}")) for run in one.runs)
                 rows.append([f"`{one.id}`", one.title, one.paper, str(there), str(len(one.configs())), "–"])
                 continue
             seconds = f"{sum(result.seconds for result in found):,.0f}" if found else "–"
             rows.append([f"`{one.id}`", one.title, one.paper, str(len(found)), str(len(one.configs())), seconds])
         return markdown_table(rows, right=(3, 4, 5))
 
+    def _probed(self) -> list[str]:
+        return [f"{e.id}/{run}" for e in self.evidence.experiments.values() if e.probe is not None for run in e.runs]
+
+    def _probes_of(self, reference: str) -> list[Measured]:
+        try:
+            return list(self.evidence.probes(reference).values())
+        except NotRun:
+            return []
+
     def times(self) -> str:
         """Wall-clock time of each part, as it was carried out; of others, what their result files say."""
         clocked = timing.summed(timing.read_parts(self.out))
         if not clocked:
-            return (
-                "No part has been carried out as a whole yet; what the runs took by themselves is in the table above."
-            )
+            return "No part has been timed by the clock; what runs took by themselves is in their files."
         whole, one_seed = (self._runs_of_parts(seeds) for seeds in (None, 1))
         titles = {row.part for row in clocked}
         found = clocked + [row for row in self._by_result_files() if row.part in whole and row.part not in titles]
@@ -301,10 +309,10 @@ class Document:
         return f"{text} {RE_SPLIT}" if "re-split" in found.get("cifar100", set()) else text
 
     def machines(self) -> str:
-        """Devices and versions, with the commits and how many results each of these has."""
+        """Devices and versions, with the commits and how many results, probes among them, each of these has."""
         counts: dict[str, Counter[str]] = {}
-        for result in self._all_results():
-            env = result.environment
+        probed = [one for name in self._probed() for one in self._probes_of(name)]
+        for env in [*(result.environment for result in self._all_results()), *(one.environment for one in probed)]:
             on = counts.setdefault(f"{device_of(env)}, torch {env.get('torch')}", Counter())
             on[str(env.get("commit") or "unknown")[:8]] += 1
         lines = []

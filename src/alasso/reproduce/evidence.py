@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from alasso.bench import divergence
 from alasso.bench.editions import short
@@ -12,11 +11,9 @@ from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report.groups import MEASURES, Group, groups
 from alasso.report.load import read_checked
+from alasso.report.probe_findings import Measured, Plan, read
 from alasso.reproduce.experiments import Experiment, config_of
 from alasso.reproduce.plan import notes_in, probes_in, results_in
-
-if TYPE_CHECKING:
-    from alasso.report.probe_findings import Measured
 
 Values = dict[int, float]  # seed → value
 AS_PUBLISHED = ("official", "scikit-learn")
@@ -116,12 +113,11 @@ class Evidence:
 
     def probes(self, reference: str) -> dict[int, Measured]:
         """What the probes of a run measured, by seed."""
+        asked = Plan(**self.experiments[reference.partition("/")[0]].probe or {})
         paths = probes_in(self.out or Path(), config_of(self.experiments, reference))
-        if not paths:
+        found = [measured for measured in map(read, paths) if measured.plan.is_that_of(asked)]
+        if not found:
             raise NotRun([reference])
-        from alasso.report.probe_findings import read  # numpy: only where there is something to reckon with
-
-        found = [read(path) for path in paths]
         return {measured.seed: measured for measured in sorted(found, key=lambda one: one.seed)}
 
 

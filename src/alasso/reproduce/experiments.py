@@ -14,6 +14,7 @@ from typing import Any
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, nearest, read_toml
 from alasso.errors import AlassoError
+from alasso.report.probe_findings import Plan as ProbePlan
 
 PAPER = Path(__file__).with_name("paper")
 
@@ -93,6 +94,10 @@ def read_experiment(path: Path) -> Experiment:
             raise AlassoError(f"{path}: seed is no field of a run; how many there are, from 0 on, says seeds = …")
     if unknown := sorted(set(raw.get("probe") or {}) - set(PROBE)):
         raise AlassoError(f"{path}: [probe] has no {unknown[0]!r}{nearest(unknown[0], PROBE)}")
+    try:
+        ProbePlan(**raw.get("probe") or {})
+    except AlassoError as error:
+        raise AlassoError(f"{path}: [probe]: {error}") from error
     experiment = Experiment(id=path.stem, **{**DEFAULTS, **raw})
     try:
         experiment.configs()

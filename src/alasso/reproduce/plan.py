@@ -13,6 +13,8 @@ from alasso.bench import divergence
 from alasso.bench.config import RunConfig
 from alasso.bench.results import result_path
 from alasso.bench.waypoints import carriers
+from alasso.report import probe_findings
+from alasso.report.probe_findings import Plan as ProbePlan
 from alasso.reproduce.counting import slow_kind
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
@@ -42,18 +44,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Probe:
-    """One measurement of single weights; ``plan``: how many weights, places and examples."""
+    """One measurement of single weights."""
 
     config: RunConfig
-    plan: dict[str, float]
+    plan: ProbePlan
 
     def path(self, out: Path) -> Path:
         return probe_path(self.config, out)
 
+    def is_there(self, out: Path) -> bool:
+        """Whether it has been measured, and as is planned: what was measured otherwise is measured anew."""
+        path = self.path(out)
+        return path.exists() and probe_findings.read(path).plan.is_that_of(self.plan)
+
 
 @dataclass(frozen=True)
 class Plan:
-    """``parts`` and ``probes``: what is missing; ``present``: how many runs are there already.
+    """``parts`` and ``probes``: what is missing; ``present`` and ``probes_present``: how much is there already.
 
     ``runs``: how many are trained in parts; ``on_the_way``: how many more are passed through by these;
     ``nothing_to_train``: by title, runs that are there already and belong to no part; ``again``: stacks that missing
@@ -64,6 +71,7 @@ class Plan:
     parts: tuple[Part, ...]
     probes: tuple[Probe, ...]
     present: int
+    probes_present: int = 0
     nothing_to_train: Mapping[str, int] = field(default_factory=dict)
     again: tuple[LostStack, ...] = ()
     diverged: tuple[RunConfig, ...] = ()
@@ -139,10 +147,13 @@ def make_plan(
     back = {config.name for stack in again for config in stack.lost}
     parts = _parts([config for config in missing if config.name not in back], present)
     with_part = {part.title for part in parts}
+    probes = _probes(experiments, seeds)
+    to_measure = tuple(probe for probe in probes if not probe.is_there(out))
     return Plan(
         parts=tuple(parts),
-        probes=tuple(probe for probe in _probes(experiments, seeds) if not probe.path(out).exists()),
+        probes=to_measure,
         present=present.total(),
+        probes_present=len(probes) - len(to_measure),
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
         again=again,
         diverged=tuple(diverged),
@@ -175,6 +186,9 @@ def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Par
 
 def _probes(experiments: Iterable[Experiment], seeds: int | None) -> list[Probe]:
     probes = [
-        Probe(config, dict(one.probe)) for one in experiments if one.probe is not None for config in one.configs(seeds)
+        Probe(config, ProbePlan(**one.probe))
+        for one in experiments
+        if one.probe is not None
+        for config in one.configs(seeds)
     ]
     return list({probe.config.name: probe for probe in probes}.values())

@@ -114,8 +114,9 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
         about = human(estimate.again) if estimate.again else "?"
         table.add_row("lost results, in their stacks", ", ".join(of), str(trained), str(passed), "0", about)
     if plan.probes:
-        waiting = [one.id for one in experiments if one.probe is not None]
-        table.add_row("single weights", ", ".join(waiting), str(len(plan.probes)), "0", "0", human(estimate.probes))
+        of = [one.id for one in experiments if one.probe is not None]
+        counts = [str(len(plan.probes)), "0", str(plan.probes_present)]
+        table.add_row("single weights", ", ".join(of), *counts, human(estimate.probes))
     return table
 
 

@@ -170,7 +170,7 @@ class Study:
             return None
         found = collect([self.places.out])
         verdicts = claims_section(judged, self.words, quick=self.quick)
-        return page.build(found, opening=verdicts) if found.results else None
+        return page.build(found, opening=verdicts) if found.results or found.probes else None
 
 
 def _within(claim: Claim, experiments: Mapping[str, Experiment]) -> bool:
