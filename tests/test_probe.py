@@ -98,7 +98,7 @@ def test_from_a_result_to_its_figures(tmp_path, capsys, method):
     names = {file.name for file in (tmp_path / "probe").iterdir()}
     assert {f"probe-{which}.{kind}" for which in ("sides", "surrogates") for kind in ("png", "svg", "pdf")} <= names
     raw = json.loads((tmp_path / "probe" / "probe.json").read_text())
-    assert {"commit", "torch", "cpu", "gpu", "finished"} <= set(raw["environment"])
+    assert {"commit", "torch", "cpu", "gpu", "finished"} <= set(raw["environment"]) and raw["examples"] == 100
     for si, ours, came_from in zip(raw["surrogates"]["SI"], raw["surrogates"]["ALASSO"], raw["came_from"], strict=True):
         seen, unseen = (0, -1) if came_from <= 0 else (-1, 0)
         assert ours[seen] == pytest.approx(si[seen])

@@ -10,7 +10,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
     own: Any = learned.observer.surrogate
     return Measured(
         config=learner.config.to_json(),
-        plan=replace(plan, examples=len(y)),
+        plan=plan,
         seconds=round(time.monotonic() - began, 2),
         accuracy=accuracy,
         offsets=offsets.tolist(),
@@ -115,6 +115,7 @@ def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
             "ALASSO": [surrogate(state, offsets, own.a, own.epsilon).tolist() for state in states],
         },
         environment=results.environment(str(learner.device)),
+        examples=len(y),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ class Plan:
         if type(self.span) not in (int, float) or not 0 < self.span < float("inf"):
             raise AlassoError(f"span must be a positive number, not {self.span!r}")
 
-    def is_that_of(self, asked: Plan) -> bool:
-        """Whether what was asked for is what was measured; of a task with fewer examples, these are all of them."""
-        return replace(self, examples=asked.examples) == asked and self.examples <= asked.examples
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -55,6 +51,7 @@ class Measured:
     came_from: list[float]  # start of training minus end, of each weight
     surrogates: dict[str, list[list[float]]]  # method → value at each offset, of each weight
     environment: dict[str, Any] = field(default_factory=dict)  # machine, versions, commit; older files have none
+    examples: int | None = None  # how many there were, which may be fewer than planned; older files say it in the plan
 
     @property
     def seed(self) -> int:
@@ -104,7 +101,7 @@ class Measured:
         said = [
             f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
             f"(seed {self.seed}, test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
-            f"on {plan.examples} training examples; measured in {self.seconds:.1f} s",
+            f"on {self.examples or plan.examples} training examples; measured in {self.seconds:.1f} s",
         ]
         if without := total - len(lines):
             said.append(f"without any effect on the loss: {without}, whose input or unit is always zero")

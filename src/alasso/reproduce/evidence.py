@@ -115,7 +115,7 @@ class Evidence:
         """What the probes of a run measured, by seed."""
         asked = Plan(**self.experiments[reference.partition("/")[0]].probe or {})
         paths = probes_in(self.out or Path(), config_of(self.experiments, reference))
-        found = [measured for measured in map(read, paths) if measured.plan.is_that_of(asked)]
+        found = [measured for measured in map(read, paths) if measured.plan == asked]
         if not found:
             raise NotRun([reference])
         return {measured.seed: measured for measured in sorted(found, key=lambda one: one.seed)}

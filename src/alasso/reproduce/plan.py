@@ -55,7 +55,7 @@ class Probe:
     def is_there(self, out: Path) -> bool:
         """Whether it has been measured, and as is planned: what was measured otherwise is measured anew."""
         path = self.path(out)
-        return path.exists() and probe_findings.read(path).plan.is_that_of(self.plan)
+        return path.exists() and probe_findings.read(path).plan == self.plan
 
 
 @dataclass(frozen=True)
