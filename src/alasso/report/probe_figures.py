@@ -13,6 +13,7 @@ from alasso.bench.atomic import write_whole
 from alasso.report.drawing import INK, Line, label_ends, new_figure, pen, safe, style, titled
 from alasso.report.figure_files import save
 from alasso.report.names import LOOKS, Look
+from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,10 @@ def write_probe(measured: Measured, folder: Path) -> list[Path]:
     return [*written, numbers]
 
 
+#: More lines of single weights would be a grey ground, and a page with several probes too large.
+MOST_LINES = 150
+
+
 def sides(measured: Measured) -> Figure | None:
     """Left, the change of the loss along every weight's line, steep side right; right, how uneven the sides are."""
     lines = measured.steep_right()
@@ -42,15 +47,28 @@ def sides(measured: Measured) -> Figure | None:
     with style():
         figure, (left, right) = new_figure(7.8, 3.5, columns=2, same_scale=False)
         scaled = lines / lines[:, [-1]]
-        for line in scaled:
+        shown = scaled[:: -(-len(scaled) // MOST_LINES)]
+        for line in shown:
             left.plot(offsets, line, color="#8A8A8A", lw=0.5, alpha=0.35)
         left.plot(offsets, np.median(scaled, axis=0), color=LOOKS["alasso"].light, lw=2.4)
         left.axvline(0, color="#999999", lw=0.8)
         left.set(ylim=(-1.05, 1.08), xlabel="move of one weight, steep side right")
         left.set_ylabel("change of the loss / rise at the right end")
-        titled(left, "Each weight by itself", f"{len(lines)} weights with a side that rises, and their median")
+        titled(left, "Each weight by itself", said_of(len(lines), len(shown)))
         _evenness(right, measured)
     return figure
+
+
+def said_of(weights: int, shown: int) -> str:
+    """
+    >>> said_of(5, 5)
+    '5 weights with a side that rises, and their median'
+    >>> said_of(500, 125)
+    '125 of 500 weights with a side that rises, and the median of all'
+    """
+    if shown == weights:
+        return f"{count_of(weights, 'weight')} with a side that rises, and their median"
+    return f"{shown} of {count_of(weights, 'weight')} with a side that rises, and the median of all"
 
 
 def _evenness(axes: Axes, measured: Measured) -> None:
