@@ -64,11 +64,11 @@ def said_of(weights: int, shown: int) -> str:
     >>> said_of(5, 5)
     '5 weights with a side that rises, and their median'
     >>> said_of(500, 125)
-    '125 of 500 weights with a side that rises, and the median of all'
+    '125 of 500 weights with a rising side; median of all'
     """
     if shown == weights:
         return f"{count_of(weights, 'weight')} with a side that rises, and their median"
-    return f"{shown} of {count_of(weights, 'weight')} with a side that rises, and the median of all"
+    return f"{shown} of {count_of(weights, 'weight')} with a rising side; median of all"
 
 
 def _evenness(axes: Axes, measured: Measured) -> None:
