@@ -227,6 +227,58 @@ def test_predict_averages_probabilities(monkeypatch):
     torch.testing.assert_close(predict(model, x, samples=5).sum(1), torch.ones(7))
 
 
+class Noisy(nn.Module):
+    """Random before the first weights are asked: each sample has to have its own."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+def heard(model):
+    """The model with a forward hook on it, which changes what it says."""
+    model.register_forward_hook(lambda module, inputs, output: output + 1)
+    return model
+
+
+SEQUENCES = {
+    "plain": (lambda: mlp(6, 8, 4), (6,), True),
+    "one in another": (lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Tanh(), mlp(6, 8, 4))), (2, 3), True),
+    "a layer alone": (lambda: nn.Linear(6, 4), (6,), True),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)),
+        (2, 3, 3),
+        True,
+    ),
+    "noise first": (lambda: nn.Sequential(Noisy(), mlp(6, 8, 4)), (6,), False),
+    "a hook within": (lambda: nn.Sequential(heard(mlp(6, 8, 5)), nn.Linear(5, 4)), (6,), False),
+}
+
+
+def test_a_hook_on_the_first_layer_is_called():
+    model, x = convert(mlp(6, 8, 4), initial_logvar=-30.0).eval(), torch.randn(7, 6)
+    heard(next(layer for layer in model.modules() if isinstance(layer, vcl.BayesLayer)))
+    assert vcl.Opened.of(model) is None
+    torch.testing.assert_close(predict(model, x, samples=3), model(x).softmax(1))
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_samples_that_share_their_first_products_are_those_of_copies_of_the_batch(kind):
+    make, shape, opened = SEQUENCES[kind]
+    model, x = convert(make(), initial_logvar=-1.0).double().eval(), torch.randn(7, *shape, dtype=double)
+    assert (vcl.Opened.of(model) is not None) == opened
+    torch.manual_seed(1)
+    shared = [output for output, _ in vcl.sampled_outputs(model, x, [3, 2])]
+    torch.manual_seed(1)
+    copied = [model(x.repeat(count, *[1] * len(shape))) for count in (3, 2)]
+    torch.testing.assert_close(shared, copied, rtol=1e-12, atol=1e-12)
+
+
+def test_a_first_layer_that_does_not_sample_is_left_at_its_means():
+    model, x = convert(nn.Linear(6, 4), initial_logvar=-1.0), torch.randn(7, 6)
+    model.sampling = False
+    torch.testing.assert_close(predict(model, x, samples=3), model(x).softmax(1))
+
+
 def test_predict_equals_the_deterministic_answer_when_there_is_no_doubt():
     net = nn.Sequential(mlp(6, 8, 4), nn.Dropout(0.5))
     model, x = convert(net, initial_logvar=-30.0), torch.randn(5, 6)

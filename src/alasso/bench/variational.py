@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alasso.bench.compiling import compiles_on
 from alasso.bench.graphs import DirectSteps, GraphedSteps
 from alasso.bench.learners import MEMORY, Learner, StepPlan, position_seed
 from alasso.bench.memory import Mixture, only_own_head
+from alasso.bench.sampled_answers import WORTH_COMPILING, SampledAnswers
 from alasso.bench.streams import Task
 from alasso.coresets import k_center_coreset, random_coreset
 from alasso.errors import AlassoError
@@ -32,6 +34,7 @@ class Variational(Learner):
         # Made at once, so that its first weights depend on the run's own seed, whatever other runs begin beside it.
         plain = self.config.settings["point_epochs"] > 0
         self.point_estimate = Learner(self.config, self.stream, self.make_model, self.device) if plain else None
+        self.asked: SampledAnswers | None = None  # made with the first question that is worth it
 
     def new_model(self) -> nn.Module:
         return self.converted(super().new_model())
@@ -103,11 +106,17 @@ class Variational(Learner):
             return super().accuracies_on(tasks)
 
     def answers(self, x: Tensor, task: Task) -> Tensor:
-        with self.autocast():
-            probabilities = vcl.predict(
-                self.model, x, self.config.settings["test_samples"], head=lambda outputs: outputs[:, task.head]
-            )
-        return probabilities.argmax(1) + int(task.head.start)
+        return self.probabilities(x, task.head).argmax(1) + int(task.head.start)
+
+    def probabilities(self, x: Tensor, head: slice) -> Tensor:
+        samples, bf16 = self.config.settings["test_samples"], self.config.precision == "bf16"
+        compiling = compiles_on(self.device) and samples * len(x) >= WORTH_COMPILING
+        if self.built_as is None or not compiling:
+            with self.autocast():
+                return vcl.predict(self.model, x, samples, head=lambda outputs: outputs[:, head])
+        if self.asked is None:
+            self.asked = SampledAnswers(self.model, self.built_as, samples, bf16)
+        return self.asked(self.model, x, head)
 
 
 class VariationalWithCoreset(Variational):

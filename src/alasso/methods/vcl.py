@@ -27,15 +27,16 @@ answer with :func:`predict`. All memory is in parameters and buffers, so ``state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.gaussian_layers import at_the_means, bayes_layers, convert
+from alasso.methods.gaussian_layers import BayesLayer, at_the_means, bayes_layers, convert, reparameterised
 
 __all__ = [
     "convert",
@@ -148,19 +149,82 @@ def predict(
     """
     check_samples(samples)
 
-    def probabilities(rows: Tensor) -> Tensor:
-        output = model(rows)
+    def probabilities(output: Tensor) -> Tensor:
         return (output if head is None else head(output)).softmax(-1)
 
     with evaluating(model):
         if deterministic:
             with at_the_means(model):
-                return probabilities(x)
+                return probabilities(model(x))
         bayes_layers(model)  # 100 passes of a plain model would be 100 times the same
-        at_once = max(1, ROWS_AT_ONCE // max(1, len(x)))
-        counts = [min(at_once, samples - done) for done in range(0, samples, at_once)]
-        sums = [sum_of_copies(probabilities(repeated(x, count)), count) for count in counts]
-        return torch.stack(sums).sum(0) / samples
+        outputs = sampled_outputs(model, x, counts_at_once(samples, len(x), ROWS_AT_ONCE))
+        return torch.stack([sum_of_copies(probabilities(output), count) for output, count in outputs]).sum(0) / samples
+
+
+def counts_at_once(samples: int, examples: int, rows: int) -> list[int]:
+    """How many samples to ask at once, one lot after another, so that there are not too many rows in any."""
+    at_once = max(1, rows // max(1, examples))
+    return [min(at_once, samples - done) for done in range(0, samples, at_once)]
+
+
+def sampled_outputs(model: nn.Module, x: Tensor, counts: Iterable[int]) -> Iterator[tuple[Tensor, int]]:
+    """For each count the model's outputs on so many copies of x, one below the other, each row with its own noise."""
+    opened = Opened.of(model)
+    if opened is None:
+        for count in counts:
+            yield model(repeated(x, count)), count
+    else:
+        entering = opened.entering(x)
+        for count in counts:
+            yield opened.leaving(*entering, count), count
+
+
+class Opened(NamedTuple):
+    """A plain sequence of layers, opened behind its first products: up to there, all samples have the same numbers."""
+
+    before: nn.Sequential
+    first: BayesLayer
+    after: nn.Sequential
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Opened | None:
+        """None if it is no such sequence, or if what comes first may be random or see other rows."""
+        layers = in_sequence(model)
+        found = next(((i, layer) for i, layer in enumerate(layers) if isinstance(layer, BayesLayer)), None)
+        if found is None:
+            return None
+        place, first = found
+        before, after = layers[:place], layers[place + 1 :]
+        if not first.sampling or has_hooks(first) or not all(is_of_torch(layer) for layer in before):
+            return None
+        return cls(nn.Sequential(*before), first, nn.Sequential(*after))
+
+    def entering(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the first layer's pre-activation."""
+        return self.first.pre_activation(self.before(x))
+
+    def leaving(self, mean: Tensor, variance: Tensor, count: int) -> Tensor:
+        """Outputs of so many samples, one below the other."""
+        copies = (part.expand(count, *part.shape) for part in (mean, variance))
+        output: Tensor = self.after(reparameterised(*copies).flatten(0, 1))
+        return output
+
+
+def is_of_torch(layer: nn.Module) -> bool:
+    """Whether it is one of torch's own layers, made of no others."""
+    return type(layer).__module__.startswith("torch.nn.") and not any(True for _ in layer.children())
+
+
+def in_sequence(model: nn.Module) -> list[nn.Module]:
+    """The layers of a plain sequence, one after another; of any other model, itself alone."""
+    if type(model) is not nn.Sequential or has_hooks(model):
+        return [model]
+    return [layer for child in model for layer in in_sequence(child)]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something happens when it is called that its own lines do not say."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 @contextmanager
