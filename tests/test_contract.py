@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import ALASSO, EWC, IMM, AlassoError
+from alasso import ALASSO, EWC, IMM, AlassoError, OnlineEWC
 from alasso.methods.alasso import asymmetric_factors
 from alasso.methods.ewc import EWCSurrogate
 from alasso.methods.surrogate import Surrogate, add_to_path_
@@ -45,6 +45,7 @@ CASES = {
     "ALASSO, accurate only": ALASSO.accurate_only,
     "ALASSO, sign of Ω": lambda model: ALASSO(model, unmoved="sign_of_omega"),
     "EWC, expected labels": lambda model: EWC(model, labels="expected"),
+    "online EWC, uniform labels": lambda model: OnlineEWC(model, labels="uniform"),
     "IMM, mode, l2": lambda model: IMM(model, "mode", transfer="l2", lam=0.5),
     "IMM, last": lambda model: IMM(model, transfer="l2", lam=0.5, start="last", last_weight=0.3, count_unmoved=True),
 }

@@ -33,9 +33,9 @@ def reference_fisher(model: nn.Module, x: Tensor, y: Tensor, labels: str, head: 
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
     for i in range(len(x)):
         log_p = F.log_softmax(head(model(x[i : i + 1])), dim=1)[0]
-        classes = [int(y[i])] if labels == "true" else range(len(log_p))
-        for c in classes:
-            weight = 1.0 if labels == "true" else float(log_p[c].exp())
+        possible = [c for c in range(len(log_p)) if log_p[c] > -torch.inf]
+        for c in possible:
+            weight = {"true": float(c == y[i]), "expected": float(log_p[c].exp()), "uniform": 1 / len(possible)}[labels]
             if weight > 0:
                 for name, gradient in _gradients(log_p[c], model).items():
                     total[name] += weight * gradient**2
@@ -250,7 +250,7 @@ def setting(name: str, samples: int = 7) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, torch.randint(3, (samples,))
 
 
-@pytest.mark.parametrize("labels", ["true", "expected"])
+@pytest.mark.parametrize("labels", ["true", "expected", "uniform"])
 @pytest.mark.parametrize("name", NETS)
 def test_fisher_is_exact(name: str, labels: str) -> None:
     model, x, y = setting(name)
@@ -312,7 +312,7 @@ def add_to_others(output: Tensor) -> Tensor:
 def test_masked_classes_leave_no_trace(name: str, head: Head) -> None:
     model, x, y = setting(name)
     y = y.where(y != 1, 0)
-    for labels in ("true", "expected"):
+    for labels in ("true", "expected", "uniform"):
         found = fisher(model, [(x, y)], labels=labels, head=head)
         assert_same(found, reference_fisher(model, x, y, labels, fill_others))
     assert_same(squared_output_norm(model, [(x, y)], head=head), reference_mas(model, x, lambda o: o[:, [0, 2]]))
@@ -322,6 +322,16 @@ def test_certain_class_gives_zeros_not_nan() -> None:
     model, x, y = setting("mlp")
     found = fisher(model, [(x, y)], labels="expected", head=lambda o: o.masked_fill(torch.arange(3) > 0, -torch.inf))
     assert all(not value.any() for value in found.values())
+
+
+def test_uniform_labels_do_not_vanish_where_the_model_is_certain() -> None:
+    model, x, y = setting("mlp")
+    certain = {
+        labels: fisher(model, [(x, y)], labels=labels, head=lambda output: 1e6 * output)
+        for labels in ("expected", "uniform")
+    }
+    assert all(float(value.sum()) == 0 for value in certain["expected"].values())
+    assert all(float(value.sum()) > 0 for value in certain["uniform"].values())
 
 
 def test_loss_of_ones_own() -> None:

@@ -32,6 +32,7 @@ from alasso.objectives import (
     ClassTargets,
     Loss,
     Objective,
+    even_log_probabilities,
     given_targets,
     log_probability,
     no_targets,
@@ -44,7 +45,7 @@ from alasso.ranks import sharded_like, whole
 
 __all__ = ["fisher", "squared_output_norm"]
 
-_LABELS = ("true", "sampled", "expected")
+_LABELS = ("true", "sampled", "expected", "uniform")
 
 
 def fisher(
@@ -62,7 +63,9 @@ def fisher(
 
     `labels` says which y: "true" takes those of the loader (the empirical Fisher), "sampled" draws one per
     sample from the model's softmax with `generator`, and "expected" takes the exact expectation
-    Σ_c p_c (∂ log p_c / ∂θ_k)² over all classes, at the price of one backward pass per class.
+    Σ_c p_c (∂ log p_c / ∂θ_k)² over all classes, at the price of one backward pass per class.  All three
+    vanish where the model has become certain.  "uniform" counts all C classes alike, 1/C Σ_c (∂ log p_c / ∂θ_k)²,
+    and does not: no Fisher, but what the program published with SI takes for EWC's.
 
     The loader yields batches (x, y); unless labels are "true", x alone will do.  A mapping is called as
     model(**batch), less its "labels", which are y.  `head` maps the model's output to logits (N, C), where
@@ -90,6 +93,8 @@ def fisher(
 
     if labels == "expected":
         objective = Objective(no_targets, weighted_log_probabilities, torch.square)
+    elif labels == "uniform":
+        objective = Objective(no_targets, even_log_probabilities, torch.square)
     elif labels == "sampled":
         objective = Objective(sampled, log_probability, torch.square)
     elif loss is None:

@@ -26,7 +26,7 @@ class Objective:
 
 def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
     if y is None:
-        raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled" or "expected".')
+        raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled", "expected" or "uniform".')
     return y
 
 
@@ -94,6 +94,14 @@ def weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
     log_p = log_softmax(output)
     p = log_p.detach().exp()
     return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
+
+
+def even_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
+    """√u log p_c with u = 1 / C, where C counts the classes that are not ruled out."""
+    log_p = log_softmax(output)
+    ruled_out = log_p == -torch.inf
+    classes = (~ruled_out).sum(1, keepdim=True).to(log_p.dtype)
+    return log_p.masked_fill(ruled_out, 0) * classes.rsqrt()
 
 
 def one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:

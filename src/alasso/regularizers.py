@@ -23,7 +23,7 @@ from alasso.shell import Head, Loader, Regularizer
 from alasso.soundness import check_importance
 from alasso.unseen import count_unseen_steps
 
-Labels = Literal["true", "sampled", "expected"]
+Labels = Literal["true", "sampled", "expected", "uniform"]
 
 
 class ALASSO(Regularizer):
@@ -159,9 +159,9 @@ class EWC(_FromFisher):
     """Elastic weight consolidation (Kirkpatrick et al., 2017): the exact sum of a quadratic a task, at the cost of one.
 
     ``lam``: λ of the penalty ½λ Σ F d². ``labels``: whose log-likelihood the Fisher is of, the "true" labels', labels
-    "sampled" from the model, or the model's "expected" value over all classes. ``loss``: a negative log-likelihood of
-    your own, one value a sample, for targets that are no classes; for a regression
-    ``lambda output, y: (output - y).square().sum(1) / 2``.
+    "sampled" from the model, the model's "expected" value over all classes, or the "uniform" mean over them, which
+    does not vanish where the model is certain. ``loss``: a negative log-likelihood of your own, one value a sample, for
+    targets that are no classes; for a regression ``lambda output, y: (output - y).square().sum(1) / 2``.
     """
 
     method = "EWC"

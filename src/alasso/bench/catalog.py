@@ -160,13 +160,13 @@ _IMM = {"transfer": "l2", "lam": 1e-4, "drop": 0.5, "last_weight": 0.0, "start":
 _IMM_CHOICES: dict[str, tuple[str, ...]] = {
     "transfer": ("weight", "l2", "drop", "l2-drop"),
     "start": ("merged", "last"),
-    "labels": ("true", "sampled", "expected"),
+    "labels": ("true", "sampled", "expected", "uniform"),
 }
 _IMM_SEARCH = {"transfer": ("l2", "drop"), "lam": (1e-4, 1e-2)}
 _VCL = {"initial_logvar": -6.0, "prior_var": 1.0, "train_samples": 1, "test_samples": 20, "point_epochs": 10}
 _VCL_SEARCH = {"initial_logvar": (-6.0, -8.0), "prior_var": (1.0, 0.1)}
 _LAM = {"lam": (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)}
-_LABELS: dict[str, tuple[str, ...]] = {"labels": ("true", "sampled", "expected")}
+_LABELS: dict[str, tuple[str, ...]] = {"labels": ("true", "sampled", "expected", "uniform")}
 
 METHODS: dict[str, Method] = {
     "sgd": Method("no protection: plain training, one task after another"),
