@@ -1,7 +1,5 @@
 """The probe: the batched measurement against the slow and obvious one, and the command from a result to its figures."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from alasso.bench import results
 from alasso.errors import AlassoError
 from alasso.report import commands
 from alasso.report.probe import random_weights, task_loss
-from alasso.report.probe_findings import Measured, Plan
+from alasso.report.probe_findings import Measured, Plan, read
 from alasso.report.sides import Weight, losses, losses_one_by_one
 from test_report import made_up
 
@@ -70,7 +68,7 @@ def measured(lines):
         losses=lines,
         importance=[0.5] * len(lines),
         came_from=[0.1] * len(lines),
-        surrogates={name: [[0.1, 0.0, 0.1]] * len(lines) for name in ("SI", "ALASSO")},
+        springs=[[0.5, 0.9]] * len(lines),
     )
 
 
@@ -80,6 +78,12 @@ def test_lines_are_turned_steep_side_right_and_flat_ones_left_out():
     assert found.shallow_over_steep() == pytest.approx([1 / 3, -0.5])
     said = "\n".join(found.statement())
     assert "without any effect on the loss: 1," in said and "3.00 times as much" in said
+
+
+def test_surrogates_are_quadratics_with_the_springs_of_their_sides():
+    found = measured([[1.3, 1.0, 1.1], [1.0, 1.0, 1.0]])
+    assert found.surrogate("SI").tolist() == [[0.5, 0.0, 0.5]] * 2
+    assert found.surrogate("ALASSO").tolist() == [[0.5, 0.0, 0.9]] * 2
 
 
 def test_a_sample_without_any_effect_has_no_figure(tmp_path):
@@ -97,9 +101,9 @@ def test_from_a_result_to_its_figures(tmp_path, capsys, method):
     assert "30 random weights of mlp" in capsys.readouterr().out
     names = {file.name for file in (tmp_path / "probe").iterdir()}
     assert {f"probe-{which}.{kind}" for which in ("sides", "surrogates") for kind in ("png", "svg", "pdf")} <= names
-    raw = json.loads((tmp_path / "probe" / "probe.json").read_text())
-    assert {"commit", "torch", "cpu", "gpu", "finished"} <= set(raw["environment"]) and raw["examples"] == 100
-    for si, ours, came_from in zip(raw["surrogates"]["SI"], raw["surrogates"]["ALASSO"], raw["came_from"], strict=True):
+    found = read(tmp_path / "probe" / "probe.json")
+    assert {"commit", "torch", "cpu", "gpu", "finished"} <= set(found.environment) and found.examples == 100
+    for si, ours, came_from in zip(found.surrogate("SI"), found.surrogate("ALASSO"), found.came_from, strict=True):
         seen, unseen = (0, -1) if came_from <= 0 else (-1, 0)
         assert ours[seen] == pytest.approx(si[seen])
         assert ours[unseen] == pytest.approx(1.8 * si[unseen] + 1e-6 * 0.25, rel=1e-4)

@@ -387,11 +387,11 @@ def test_probes_are_on_the_page_with_their_figures_and_findings(tmp_path):
         losses=[[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]],
         importance=[0.5, 0.0],
         came_from=[-0.1, 0.0],
-        surrogates={"SI": [[0.5, 0.0, 0.5], [0.0] * 3], "ALASSO": [[0.5, 0.0, 0.9], [0.0] * 3]},
+        springs=[[0.5, 0.9], [0.0, 0.0]],
     )
     (tmp_path / "x.probe.json").write_text(json.dumps(asdict(measured)))
     (tmp_path / "y.probe.json").write_text("{}")
-    for part in ("offsets", "weights", "losses", "importance", "came_from", "surrogates"):
+    for part in ("offsets", "weights", "losses", "importance", "came_from", "springs"):
         with pytest.raises(AlassoError, match="is not a measurement of alasso probe"):
             damaged = tmp_path / "damaged" / "z.probe.json"
             damaged.parent.mkdir(exist_ok=True)

@@ -194,9 +194,9 @@ def probe_file(one, out, seed=0, came_from=(-0.5, -0.5, 0.5)):
         "offsets": [-1.0, 0.0, 1.0],
         "weights": ["a[0]", "a[1]", "a[2]"],
         "losses": [[1.2, 1.0, 2.0], [1.4, 1.0, 2.0], [3.0, 1.0, 1.2]],
-        "importance": [1.0, 1.0, 1.0],
+        "importance": [0.5, 1.5, 1.0],
         "came_from": list(came_from),
-        "surrogates": {"SI": [[0.5, 0, 0.5], [1.5, 0, 1.5], [1.0, 0, 1.0]], "ALASSO": [[2, 0, 2]] * 3},
+        "springs": [[2.0, 2.0]] * 3,
     }
     probe_path(one.config("alasso", seed), out).write_text(json.dumps(content))
 

@@ -26,7 +26,6 @@ from alasso.bench.learners import Learner
 from alasso.bench.streams import Stream
 from alasso.errors import AlassoError
 from alasso.methods.alasso import AlassoState, asymmetric_factors
-from alasso.methods.surrogate import two_sided_spring
 from alasso.regularizers import ALASSO
 from alasso.report.probe_findings import Measured, Plan
 from alasso.report.sides import Loss, Weight, losses
@@ -110,10 +109,7 @@ def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
         losses=found.tolist(),
         importance=[float(state.omega) for state in states],
         came_from=[learned.came_from(weight) for weight in weights],
-        surrogates={
-            "SI": [surrogate(state, offsets, 1.0, 0.0).tolist() for state in states],
-            "ALASSO": [surrogate(state, offsets, own.a, own.epsilon).tolist() for state in states],
-        },
+        springs=[[float(k) for k in asymmetric_factors(s.omega, s.side, own.a, own.epsilon)] for s in states],
         environment=results.environment(str(learner.device)),
         examples=len(y),
     )
@@ -144,9 +140,3 @@ def random_weights(model: nn.Module, count: int, generator: torch.Generator) -> 
                 break
             place -= size
     return weights
-
-
-def surrogate(state: AlassoState, offsets: Tensor, a: float, epsilon: float) -> Tensor:
-    """Eq. 5 along a weight's line. After one task SI's Ω and ALASSO's are the same: SI's surrogate has a = 1, ε = 0."""
-    k_minus, k_plus = asymmetric_factors(state.omega, state.side, a, epsilon)
-    return two_sided_spring(offsets, k_minus, k_plus)

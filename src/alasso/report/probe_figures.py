@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ def write_probe(measured: Measured, folder: Path) -> list[Path]:
         if figure is not None:
             written += save(figure, folder, name)
     numbers = folder / "probe.json"
-    write_whole(numbers, (json.dumps(asdict(measured), ensure_ascii=False) + "\n").encode())
+    write_whole(numbers, measured.as_file())
     return [*written, numbers]
 
 
@@ -106,17 +105,11 @@ def surrogates(measured: Measured) -> Figure | None:
             va="top",
             color="#666666",
         )
-        flat = np.zeros_like(offsets)
+        flat, dashed = np.zeros_like(offsets), plain_line("alasso", (4, 2))
         lines = [
             Line("true loss", offsets, change, flat, plain_line("single-task")),
-            Line("SI’s surrogate", offsets, np.array(measured.surrogates["SI"][chosen]), flat, plain_line("si")),
-            Line(
-                "ALASSO’s surrogate",
-                offsets,
-                np.array(measured.surrogates["ALASSO"][chosen]),
-                flat,
-                plain_line("alasso", (4, 2)),
-            ),
+            Line("SI’s surrogate", offsets, measured.surrogate("SI")[chosen], flat, plain_line("si")),
+            Line("ALASSO’s surrogate", offsets, measured.surrogate("ALASSO")[chosen], flat, dashed),
         ]
         for line in lines:
             axes.plot(line.x, line.mean, **pen(line.look))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Measured:
     losses: list[list[float]]
     importance: list[float]  # Ω of each weight
     came_from: list[float]  # start of training minus end, of each weight
-    surrogates: dict[str, list[list[float]]]  # method → value at each offset, of each weight
+    springs: list[list[float]]  # stiffness of ALASSO's surrogate left and right of the end of training, of each weight
     environment: dict[str, Any] = field(default_factory=dict)  # machine, versions, commit; older files have none
     examples: int | None = None  # how many there were, which may be fewer than planned; older files say it in the plan
 
@@ -64,10 +64,9 @@ class Measured:
             "importance": (len(self.weights),),
             "came_from": (len(self.weights),),
             "losses": (len(self.weights), self.plan.offsets),
+            "springs": (len(self.weights), 2),
         }
         found = {name: np.shape(getattr(self, name)) for name in expected}
-        for name in ("SI", "ALASSO"):
-            found[name], expected[name] = np.shape(self.surrogates[name]), expected["losses"]
         if found != expected or not self.weights:
             raise ValueError(f"its numbers have the shapes {found}, not {expected}")
 
@@ -75,6 +74,16 @@ class Measured:
         """(weights, offsets): loss minus loss at the optimum."""
         found = np.array(self.losses)
         return np.asarray(found - found[:, [len(self.offsets) // 2]])
+
+    def surrogate(self, method: str) -> Array:
+        """(weights, offsets): what SI or ALASSO takes the changes for. After one task, both have the same Ω."""
+        springs = np.array(self.springs if method == "ALASSO" else [[omega, omega] for omega in self.importance])
+        offsets = np.array(self.offsets)
+        return np.asarray(np.where(offsets < 0, springs[:, [0]], springs[:, [1]]) * offsets**2)
+
+    def as_file(self) -> bytes:
+        """What :func:`read` reads. Without blanks: a measurement is a megabyte."""
+        return (json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
 
     def steep_right(self) -> Array:
         """The changes with each weight's steeper side turned right; weights without any effect are left out."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -178,8 +177,7 @@ def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> 
     from alasso.report.probe import probe_first_task
 
     measured = probe_first_task(probe.config, probe.plan, data_dir=options.data_dir, device=options.device, say=say)
-    path = probe.path(options.out)
-    write_whole(path, (json.dumps(dataclasses.asdict(measured), ensure_ascii=False) + "\n").encode())
+    write_whole(probe.path(options.out), measured.as_file())
 
 
 # -- networks -----------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") 
     found = {}
     for seed, measured in evidence.probes(of).items():
         unseen, true = at_unseen_end(measured, measured.changes())
-        _, guessed = at_unseen_end(measured, np.array(measured.surrogates[surrogate]))
+        _, guessed = at_unseen_end(measured, measured.surrogate(surrogate))
         rises = unseen & (true > 0)
         found[seed] = guessed[rises] < true[rises]
     return share_of_weights(found)
