@@ -1,5 +1,7 @@
 """The probe: the batched measurement against the slow and obvious one, and the command from a result to its figures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,8 @@ def measured(lines):
         importance=[0.5] * len(lines),
         came_from=[0.1] * len(lines),
         springs=[[0.5, 0.9]] * len(lines),
+        environment={},
+        examples=100,
     )
 
 
@@ -81,9 +85,11 @@ def test_lines_are_turned_steep_side_right_and_flat_ones_left_out():
 
 
 def test_surrogates_are_quadratics_with_the_springs_of_their_sides():
-    found = measured([[1.3, 1.0, 1.1], [1.0, 1.0, 1.0]])
-    assert found.surrogate("SI").tolist() == [[0.5, 0.0, 0.5]] * 2
-    assert found.surrogate("ALASSO").tolist() == [[0.5, 0.0, 0.9]] * 2
+    found = replace(measured([[1.3, 1.0, 1.1], [1.0, 1.0, 1.0]]), offsets=[-0.5, 0.0, 2.0])
+    assert found.surrogate("SI").tolist() == [[0.125, 0.0, 2.0]] * 2
+    assert found.surrogate("ALASSO").tolist() == [[0.125, 0.0, 3.6]] * 2
+    with pytest.raises(AlassoError, match="surrogate must be one of SI, ALASSO, not 'EWC'"):
+        found.surrogate("EWC")
 
 
 def test_a_sample_without_any_effect_has_no_figure(tmp_path):

@@ -388,6 +388,8 @@ def test_probes_are_on_the_page_with_their_figures_and_findings(tmp_path):
         importance=[0.5, 0.0],
         came_from=[-0.1, 0.0],
         springs=[[0.5, 0.9], [0.0, 0.0]],
+        environment={},
+        examples=100,
     )
     (tmp_path / "x.probe.json").write_text(json.dumps(asdict(measured)))
     (tmp_path / "y.probe.json").write_text("{}")

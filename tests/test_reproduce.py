@@ -197,6 +197,8 @@ def probe_file(one, out, seed=0, came_from=(-0.5, -0.5, 0.5)):
         "importance": [0.5, 1.5, 1.0],
         "came_from": list(came_from),
         "springs": [[2.0, 2.0]] * 3,
+        "environment": {},
+        "examples": 100,
     }
     probe_path(one.config("alasso", seed), out).write_text(json.dumps(content))
 
@@ -212,6 +214,8 @@ def test_probe_computations(tmp_path):
     # Unseen sides: right, right, left; true rises 1, 1, 2; SI says 0.5, 1.5, 1.
     assert computed("probe_underestimated", known, of="x/alasso").value == pytest.approx(2 / 3)
     assert computed("probe_underestimated", known, of="x/alasso", surrogate="ALASSO").value == 0.0
+    with pytest.raises(AlassoError, match="surrogate must be one of SI, ALASSO, not 'MAS'"):
+        computed("probe_underestimated", known, of="x/alasso", surrogate="MAS")
     assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 1.0
     probe_file(one, tmp_path, came_from=(0.5, 0.0, 0.5))
     assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 0.5  # the second one did not move
@@ -663,7 +667,7 @@ def test_the_papers_runs_of_30_tasks_go_with_those_of_100(tmp_path):
     parts = {part.title.removeprefix("permuted-mnist, "): part for part in both.parts}
     assert sorted(parts) == ["100 tasks", "100 tasks, VCL", "30 tasks"]
     assert {config.method for config in parts["30 tasks"].configs} == {"imm-mean"}  # not among the runs of 100
-    assert len(parts["100 tasks"].trained) == len(parts["100 tasks"].on_the_way) == 3 * (12 + 5)
+    assert len(parts["100 tasks"].trained) == len(parts["100 tasks"].on_the_way) == 3 * (13 + 5)
     assert {config.method for config in parts["100 tasks, VCL"].configs} == {"vcl"}
 
 

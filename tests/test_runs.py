@@ -120,6 +120,16 @@ def test_accuracy_rows_stay_on_one_line(tmp_path):
 # -- configs ----------------------------------------------------------------------------------------------------
 
 
+def test_what_a_search_found_beside_one_word_is_not_taken_beside_another():
+    found = RunConfig.for_benchmark("permuted-mnist", "online-ewc").settings
+    assert (found["labels"], found["lam"]) == ("uniform", 0.3)
+    assert RunConfig.for_benchmark("permuted-mnist", "online-ewc", labels="true").settings["lam"] == 100.0
+    for same in ({"labels": "uniform"}, {"labels": None}, {"gamma": 0.9}):
+        assert RunConfig.for_benchmark("permuted-mnist", "online-ewc", **same).settings["lam"] == 0.3
+    assert RunConfig.for_benchmark("permuted-mnist", "online-ewc", labels="true", lam=2.0).settings["lam"] == 2.0
+    assert RunConfig.for_benchmark("split-cifar", "alasso", omega_rule="si").settings["xi"] == 1e-3
+
+
 def test_presets_hold_the_papers_settings():
     mnist = RunConfig.for_benchmark("permuted-mnist", "alasso")
     assert (mnist.tasks, mnist.epochs, mnist.batch_size, mnist.learning_rate, mnist.hidden) == (30, 20, 256, 1e-3, 2000)

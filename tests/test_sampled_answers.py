@@ -1,5 +1,8 @@
 """Answers of networks with Gaussian weights in lots of samples, the weights given, against `vcl.predict`."""
 
+import copy
+import math
+
 import pytest
 import torch
 
@@ -67,20 +70,56 @@ def test_few_rows_and_networks_of_unknown_make_are_not_compiled(monkeypatch, not
     assert not asked
 
 
+# -- from other random numbers: the same in distribution ----------------------------------------------------------
+
+
+def uncertain_in_one_layer(device, layer, **changes):
+    """A learner that answers from one sample of weights, of which one layer's alone are uncertain; and examples."""
+    learner = learner_on(device, test_samples=1, initial_logvar=-2.0, **changes)
+    for other in set(range(3)) - {layer}:
+        times_as_noisy(vcl.bayes_layers(learner.model)[other], 1e-6)
+    return learner, learner.stream.tasks[0].test.batch(torch.arange(360, device=device))[0]
+
+
+TIMES = 200  # so often an answer is asked for
+
+
+def times_as_noisy(layer, share):
+    with torch.no_grad():
+        for logvar in (layer.weight_logvar, layer.bias_logvar):
+            logvar += 2 * math.log(share)
+
+
+def moments(answer):
+    """Mean and variance of a random answer, example by example and class by class."""
+    found = torch.stack([answer().double() for _ in range(TIMES)])
+    return found.mean(0), found.var(0)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_answers_spread_as_those_of_predict_and_would_not_with_other_noise(layer, not_compiled):
+    learner, x = uncertain_in_one_layer("cpu", layer)
+    _, theirs = moments(lambda: vcl.predict(learner.model, x, 1))
+    for share, low, high in ((1.0, 0.95, 1.05), (0.8, 0.0, 0.8), (1.2, 1.2, 9.0), (1e-6, 0.0, 0.01)):
+        model = copy.deepcopy(learner.model)
+        times_as_noisy(vcl.bayes_layers(model)[layer], share)
+        answers = SampledAnswers(model, None, 1, bf16=False)
+        _, ours = moments(lambda answers=answers, model=model: answers(model, x, slice(0, 10)))
+        assert low <= ours.mean() / theirs.mean() <= high, share
+
+
 @on_gpu
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-def test_on_a_gpu_compiled_answers_are_those_of_predict(precision, monkeypatch):
-    """From other random numbers: over so many samples, probabilities stray by ½/√samples at most, on either side."""
-    samples = 4000
-    learner = learner_on("cuda", test_samples=samples, initial_logvar=-2.0, precision=precision)
-    task = learner.stream.tasks[0]
-    x, _ = learner.batch(task.test, torch.arange(len(task.test)))
-    theirs = vcl.predict(learner.model, x, samples)
-    ours = learner.probabilities(x, slice(0, 10))
-    assert learner.asked is not None
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize(("precision", "rounding"), [("float32", 0.0), ("tf32", 1e-3), ("bf16", 1e-2)])
+def test_on_a_gpu_compiled_answers_are_distributed_as_those_of_predict(precision, rounding, layer, monkeypatch):
+    monkeypatch.setattr(variational, "WORTH_COMPILING", 1)
+    learner, x = uncertain_in_one_layer("cuda", layer, precision=precision)
+    mean, variance = moments(lambda: learner.probabilities(x, slice(0, 10)))
+    their_mean, their_variance = moments(lambda: vcl.predict(learner.model, x, 1))
+    assert learner.compiled_answers is not None
     assert all(isinstance(run, compiling.OrPlain) and run.run is not run.plain for run in kernels_of(learner))
-    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=5 * 0.5 * (2 / samples) ** 0.5 + 0.01)
-    torch.testing.assert_close(ours.sum(1).float(), torch.ones(len(x), device="cuda"))
+    assert 0.95 <= variance.mean() / their_variance.mean() <= 1.05
+    assert ((mean - their_mean).abs() <= 6 * (2 * their_variance / TIMES).sqrt() + rounding + 1e-6).all()
 
 
 def kernels_of(learner):

@@ -250,27 +250,79 @@ SEQUENCES = {
         True,
     ),
     "noise first": (lambda: nn.Sequential(Noisy(), mlp(6, 8, 4)), (6,), False),
+    "torch's noise first": (
+        lambda: nn.Sequential(nn.FractionalMaxPool2d(2, 3), nn.Flatten(), nn.Linear(9, 4)),
+        (1, 5, 5),
+        False,
+    ),
     "a hook within": (lambda: nn.Sequential(heard(mlp(6, 8, 5)), nn.Linear(5, 4)), (6,), False),
 }
 
 
-def test_a_hook_on_the_first_layer_is_called():
-    model, x = convert(mlp(6, 8, 4), initial_logvar=-30.0).eval(), torch.randn(7, 6)
-    heard(next(layer for layer in model.modules() if isinstance(layer, vcl.BayesLayer)))
-    assert vcl.Opened.of(model) is None
+def first_layer(model):
+    return next(layer for layer in model.modules() if isinstance(layer, vcl.BayesLayer))
+
+
+def with_a_hook_on_the_first_layer(model):
+    heard(first_layer(model))
+
+
+def with_a_hook_before_it(model):
+    heard(model[0])
+
+
+def with_another_forward_in_its_place(model):
+    layer = first_layer(model)
+    layer.forward = lambda x: type(layer).forward(layer, x) + 1  # as accelerate wraps them
+
+
+class Shifted(vcl.BayesLayer):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+    def linear_map(self, x, W, b):
+        return nn.functional.linear(x, W, b)
+
+
+def of_another_class(model):
+    first_layer(model).__class__ = Shifted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [with_a_hook_on_the_first_layer, with_a_hook_before_it, with_another_forward_in_its_place, of_another_class],
+)
+def test_what_is_done_to_single_layers_is_done_to_samples(change):
+    model = convert(nn.Sequential(nn.Tanh(), mlp(6, 8, 4)), initial_logvar=-30.0).eval()
+    x = torch.randn(7, 6)
+    plain = predict(model, x, samples=3)
+    change(model)
+    assert vcl.SharedFirstLayer.of(model) is None
     torch.testing.assert_close(predict(model, x, samples=3), model(x).softmax(1))
+    assert not torch.allclose(predict(model, x, samples=3), plain)
+
+
+def test_a_hook_on_all_modules_is_called():
+    model, x = convert(mlp(6, 8, 4), initial_logvar=-30.0).eval(), torch.randn(7, 6)
+    called = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: called.append(module))
+    try:
+        predict(model, x, samples=3)
+    finally:
+        handle.remove()
+    assert first_layer(model) in called
 
 
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_samples_that_share_their_first_products_are_those_of_copies_of_the_batch(kind):
-    make, shape, opened = SEQUENCES[kind]
+    make, shape, shared = SEQUENCES[kind]
     model, x = convert(make(), initial_logvar=-1.0).double().eval(), torch.randn(7, *shape, dtype=double)
-    assert (vcl.Opened.of(model) is not None) == opened
+    assert (vcl.SharedFirstLayer.of(model) is not None) == shared
     torch.manual_seed(1)
-    shared = [output for output, _ in vcl.sampled_outputs(model, x, [3, 2])]
+    ours = [output for output, _ in vcl.sampled_outputs(model, x, [3, 2])]
     torch.manual_seed(1)
     copied = [model(x.repeat(count, *[1] * len(shape))) for count in (3, 2)]
-    torch.testing.assert_close(shared, copied, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, copied, rtol=1e-12, atol=1e-12)
 
 
 def test_a_first_layer_that_does_not_sample_is_left_at_its_means():

@@ -32,13 +32,13 @@ from alasso.objectives import (
     ClassTargets,
     Loss,
     Objective,
-    even_log_probabilities,
     given_targets,
     log_probability,
     no_targets,
     one_column,
     sample_classes,
     squared_norm,
+    uniform_log_probabilities,
     weighted_log_probabilities,
 )
 from alasso.ranks import sharded_like, whole
@@ -64,14 +64,14 @@ def fisher(
     `labels` says which y: "true" takes those of the loader (the empirical Fisher), "sampled" draws one per
     sample from the model's softmax with `generator`, and "expected" takes the exact expectation
     Σ_c p_c (∂ log p_c / ∂θ_k)² over all classes, at the price of one backward pass per class.  All three
-    vanish where the model has become certain.  "uniform" counts all C classes alike, 1/C Σ_c (∂ log p_c / ∂θ_k)²,
-    and does not: no Fisher, but what the program published with SI takes for EWC's.
+    vanish where the model has become certain, and is right.  "uniform" counts all C classes alike,
+    1/C Σ_c (∂ log p_c / ∂θ_k)², at the same price, and does not: strictly, that is no Fisher information.
 
     The loader yields batches (x, y); unless labels are "true", x alone will do.  A mapping is called as
     model(**batch), less its "labels", which are y.  `head` maps the model's output to logits (N, C), where
-    -inf rules a class out; an output with an attribute `logits` needs none.  With labels "true",
-    `loss(output, y)` of shape (N,) may replace -log p.  `parameters` chooses and names the parameters
-    (default: all that require grad).
+    -inf rules a class out (with "uniform", no other number does); an output with an attribute `logits`
+    needs none.  With labels "true", `loss(output, y)` of shape (N,) may replace -log p.  `parameters`
+    chooses and names the parameters (default: all that require grad).
     At most `chunk` samples have their own gradients in memory at a time.
 
     In a distributed run each rank passes its own part of the data, and all get the mean over all of it.  A
@@ -94,7 +94,7 @@ def fisher(
     if labels == "expected":
         objective = Objective(no_targets, weighted_log_probabilities, torch.square)
     elif labels == "uniform":
-        objective = Objective(no_targets, even_log_probabilities, torch.square)
+        objective = Objective(no_targets, uniform_log_probabilities, torch.square)
     elif labels == "sampled":
         objective = Objective(sampled, log_probability, torch.square)
     elif loss is None:

@@ -96,7 +96,7 @@ def weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
     return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
 
 
-def even_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
+def uniform_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
     """√u log p_c with u = 1 / C, where C counts the classes that are not ruled out."""
     log_p = log_softmax(output)
     ruled_out = log_p == -torch.inf

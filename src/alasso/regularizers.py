@@ -160,7 +160,8 @@ class EWC(_FromFisher):
 
     ``lam``: λ of the penalty ½λ Σ F d². ``labels``: whose log-likelihood the Fisher is of, the "true" labels', labels
     "sampled" from the model, the model's "expected" value over all classes, or the "uniform" mean over them, which
-    does not vanish where the model is certain. ``loss``: a negative log-likelihood of your own, one value a sample, for
+    does not vanish where the model is certain and wants a far smaller ``lam`` (0.3 on permuted MNIST, where the true
+    labels want 300). ``loss``: a negative log-likelihood of your own, one value a sample, for
     targets that are no classes; for a regression ``lambda output, y: (output - y).square().sum(1) / 2``.
     """
 

@@ -60,7 +60,11 @@ class RunConfig:
         """
         known_benchmark = OWN_STREAM if benchmark == OWN else known(benchmark, BENCHMARKS, "benchmark")
         known_method = known(method, METHODS, "method")
-        own = dict(known_method.settings) | dict(known_benchmark.settings.get(method, {}))
+        found = known_benchmark.settings.get(method, {})
+        words = {word: changes[word] for word in known_method.choices if changes.get(word) is not None}
+        if any(found.get(word, value) != value for word, value in words.items()):
+            found = {}  # numbers found beside one word stand for nothing beside another
+        own = dict(known_method.settings) | dict(found)
         values = dict(known_benchmark.preset) | dict(known_method.preset)
         for name, value in changes.items():
             if value is None:

@@ -34,7 +34,7 @@ class Variational(Learner):
         # Made at once, so that its first weights depend on the run's own seed, whatever other runs begin beside it.
         plain = self.config.settings["point_epochs"] > 0
         self.point_estimate = Learner(self.config, self.stream, self.make_model, self.device) if plain else None
-        self.asked: SampledAnswers | None = None  # made with the first question that is worth it
+        self.compiled_answers: SampledAnswers | None = None  # made with the first question that is worth it
 
     def new_model(self) -> nn.Module:
         return self.converted(super().new_model())
@@ -114,9 +114,9 @@ class Variational(Learner):
         if self.built_as is None or not compiling:
             with self.autocast():
                 return vcl.predict(self.model, x, samples, head=lambda outputs: outputs[:, head])
-        if self.asked is None:
-            self.asked = SampledAnswers(self.model, self.built_as, samples, bf16)
-        return self.asked(self.model, x, head)
+        if self.compiled_answers is None:
+            self.compiled_answers = SampledAnswers(self.model, self.built_as, samples, bf16)
+        return self.compiled_answers(self.model, x, head)
 
 
 class VariationalWithCoreset(Variational):

@@ -34,6 +34,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from alasso.errors import AlassoError
 from alasso.methods.gaussian_layers import BayesLayer, at_the_means, bayes_layers, convert, reparameterised
@@ -53,6 +54,9 @@ __all__ = [
 
 #: Rows (samples times examples) that :func:`predict` sends through the model at once.
 ROWS_AT_ONCE = 20_000
+
+#: Layers that say the same to every copy of an example, in training and in evaluation mode.
+ALWAYS_THE_SAME = (nn.Flatten, nn.Unflatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid)
 
 Head = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -169,62 +173,61 @@ def counts_at_once(samples: int, examples: int, rows: int) -> list[int]:
 
 def sampled_outputs(model: nn.Module, x: Tensor, counts: Iterable[int]) -> Iterator[tuple[Tensor, int]]:
     """For each count the model's outputs on so many copies of x, one below the other, each row with its own noise."""
-    opened = Opened.of(model)
-    if opened is None:
+    shared = SharedFirstLayer.of(model)
+    if shared is None:
         for count in counts:
             yield model(repeated(x, count)), count
     else:
-        entering = opened.entering(x)
+        mean, variance = shared.pre_activation(x)
         for count in counts:
-            yield opened.leaving(*entering, count), count
+            yield shared.outputs(mean, variance, count), count
 
 
-class Opened(NamedTuple):
-    """A plain sequence of layers, opened behind its first products: up to there, all samples have the same numbers."""
+class SharedFirstLayer(NamedTuple):
+    """A plain sequence of layers, parted behind its first Gaussian layer's products: up to there, all samples have the
+    same numbers.
+    """
 
     before: nn.Sequential
     first: BayesLayer
     after: nn.Sequential
 
     @classmethod
-    def of(cls, model: nn.Module) -> Opened | None:
-        """None if it is no such sequence, or if what comes first may be random or see other rows."""
+    def of(cls, model: nn.Module) -> SharedFirstLayer | None:
+        """None if it is no such sequence, or if what comes first may be random, or another than it looks."""
         layers = in_sequence(model)
         found = next(((i, layer) for i, layer in enumerate(layers) if isinstance(layer, BayesLayer)), None)
         if found is None:
             return None
         place, first = found
         before, after = layers[:place], layers[place + 1 :]
-        if not first.sampling or has_hooks(first) or not all(is_of_torch(layer) for layer in before):
+        usual = type(first).forward is BayesLayer.forward and first.sampling and is_as_written(first)
+        if not usual or not all(type(layer) in ALWAYS_THE_SAME and is_as_written(layer) for layer in before):
             return None
         return cls(nn.Sequential(*before), first, nn.Sequential(*after))
 
-    def entering(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the first layer's pre-activation."""
+    def pre_activation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the first layer's."""
         return self.first.pre_activation(self.before(x))
 
-    def leaving(self, mean: Tensor, variance: Tensor, count: int) -> Tensor:
-        """Outputs of so many samples, one below the other."""
+    def outputs(self, mean: Tensor, variance: Tensor, count: int) -> Tensor:
+        """Of so many samples, one below the other."""
         copies = (part.expand(count, *part.shape) for part in (mean, variance))
-        output: Tensor = self.after(reparameterised(*copies).flatten(0, 1))
-        return output
-
-
-def is_of_torch(layer: nn.Module) -> bool:
-    """Whether it is one of torch's own layers, made of no others."""
-    return type(layer).__module__.startswith("torch.nn.") and not any(True for _ in layer.children())
+        found: Tensor = self.after(reparameterised(*copies).flatten(0, 1))
+        return found
 
 
 def in_sequence(model: nn.Module) -> list[nn.Module]:
     """The layers of a plain sequence, one after another; of any other model, itself alone."""
-    if type(model) is not nn.Sequential or has_hooks(model):
+    if type(model) is not nn.Sequential or not is_as_written(model):
         return [model]
     return [layer for child in model for layer in in_sequence(child)]
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something happens when it is called that its own lines do not say."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def is_as_written(module: nn.Module) -> bool:
+    """Whether calling it does what its class says: no hooks, and no other ``forward`` in its place."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks)
+    return not any(hooks) and "forward" not in module.__dict__
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from alasso.report.groups import Array
 
 #: Less than this share of the loss is rounding, not a change.
 FLAT = 1e-12
+#: Whose surrogates a probe knows.
+SURROGATES = ("SI", "ALASSO")
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Measured:
     importance: list[float]  # Ω of each weight
     came_from: list[float]  # start of training minus end, of each weight
     springs: list[list[float]]  # stiffness of ALASSO's surrogate left and right of the end of training, of each weight
-    environment: dict[str, Any] = field(default_factory=dict)  # machine, versions, commit; older files have none
-    examples: int | None = None  # how many there were, which may be fewer than planned; older files say it in the plan
+    environment: dict[str, Any]  # machine, versions, commit
+    examples: int  # how many there were, which may be fewer than planned
 
     @property
     def seed(self) -> int:
@@ -77,6 +79,7 @@ class Measured:
 
     def surrogate(self, method: str) -> Array:
         """(weights, offsets): what SI or ALASSO takes the changes for. After one task, both have the same Ω."""
+        check_surrogate(method)
         springs = np.array(self.springs if method == "ALASSO" else [[omega, omega] for omega in self.importance])
         offsets = np.array(self.offsets)
         return np.asarray(np.where(offsets < 0, springs[:, [0]], springs[:, [1]]) * offsets**2)
@@ -110,7 +113,7 @@ class Measured:
         said = [
             f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
             f"(seed {self.seed}, test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
-            f"on {self.examples or plan.examples} training examples; measured in {self.seconds:.1f} s",
+            f"on {self.examples} training examples; measured in {self.seconds:.1f} s",
         ]
         if without := total - len(lines):
             said.append(f"without any effect on the loss: {without}, whose input or unit is always zero")
@@ -129,6 +132,11 @@ class Measured:
                 f"(median; quartiles {low:.2f} and {high:.2f})"
             )
         return said
+
+
+def check_surrogate(method: str) -> None:
+    if method not in SURROGATES:
+        raise AlassoError(f"surrogate must be one of {', '.join(SURROGATES)}, not {method!r}")
 
 
 def signed(value: float) -> str:

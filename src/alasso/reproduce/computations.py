@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.report.groups import Array
+from alasso.report.probe_findings import check_surrogate
 from alasso.reproduce.evidence import Evidence, Values
 from alasso.wording import count_of
 
@@ -184,6 +185,7 @@ def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") 
 
     At the far end of the line, where the paper's figures show it.
     """
+    check_surrogate(surrogate)
     found = {}
     for seed, measured in evidence.probes(of).items():
         unseen, true = at_unseen_end(measured, measured.changes())
