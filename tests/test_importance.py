@@ -345,6 +345,13 @@ def test_loss_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("make", [EWC, OnlineEWC])
+def test_whose_fisher_it_is_can_be_seen(make: type[EWC]) -> None:
+    model, _, _ = setting("mlp")
+    assert "lam=2.0" in repr(make(model, lam=2.0)) and "labels=true" in repr(make(model))
+    assert make(model, labels="uniform").settings()["labels"] == "uniform"
+
+
+@pytest.mark.parametrize("make", [EWC, OnlineEWC])
 def test_ewc_takes_a_loss_of_ones_own(make: type[EWC]) -> None:
     """½λ Σ F d² with the Fisher of a regression, whose targets are no classes."""
     model, x, _ = setting("mlp")

@@ -399,6 +399,9 @@ def test_probes_are_on_the_page_with_their_figures_and_findings(tmp_path):
             damaged.parent.mkdir(exist_ok=True)
             damaged.write_text(json.dumps({**asdict(measured), part: type(getattr(measured, part))()}))
             read_probe(damaged)
+    damaged.write_text(json.dumps({**asdict(measured), "surrogates": {}}))
+    with pytest.raises(AlassoError, match="was measured by an older version, in another form; delete it to measure"):
+        read_probe(damaged)
     damaged.unlink()
     found = collect([tmp_path])
     assert found.probes == [measured] and len(found.results) == 1

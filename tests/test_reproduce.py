@@ -503,6 +503,17 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "study"
 
 
+def test_a_template_is_checked_without_the_probes_there_are(folder, tmp_path):
+    """A damaged one is said by its own name, not by the template's."""
+    (folder / "document.md").write_text("{{figure probe-sides probe}}\n")
+    work = Study.read(folder, [], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
+    damaged = probe_path(work.experiments["probe"].config("alasso", 0), tmp_path)
+    damaged.write_text("{}")
+    work.check_template()
+    with pytest.raises(AlassoError, match=f"^{re.escape(str(damaged))} is not a measurement"):
+        work.document([], drawing=True, evidence=work.evidence())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -830,6 +841,13 @@ def test_times_of_parts_that_were_not_clocked_are_those_of_their_result_files(tm
     assert first == f"| {clocked.title} | abacus | 2 | 60 s | 30.0 | 2 | 60 s | 30 s |"
     assert second == f"| {beside.title} (by result files) | abacus | 1 | 10 s | 10.0 | 2 | 20 s | 10 s |"
     assert last == "| of these, all |  |  | 70 s |  |  | 80 s | 40 s |"
+
+
+def test_parts_that_are_no_text_are_left_aside(tmp_path):
+    timing.note_part(tmp_path, "a part", "a device", [], 2.0)
+    with (tmp_path / "parts.csv").open("ab") as stream:
+        stream.write(b"\xfa\xfb,\xfc\n")
+    assert [row.part for row in timing.read_parts(tmp_path)] == ["a part"]
 
 
 def test_the_time_of_runs_that_diverged_is_counted_with_the_steps_they_made(tmp_path):

@@ -49,7 +49,7 @@ class ALASSO(Regularizer):
     ...     model(torch.randn(8, 4)).square().mean().backward()
     ...     _ = optimizer.step()
     >>> reg.consolidate()
-    >>> float(reg.penalty())                                    # at the anchor, nothing to pay
+    >>> reg.penalty().item()                                    # at the anchor, nothing to pay
     0.0
     """
 
@@ -147,6 +147,9 @@ class _FromFisher(_FromData):
         if loss is not None and labels != "true":
             raise AlassoError(f'a loss of your own is taken at the given targets: leave labels="true", not {labels!r}')
         self.labels, self.loss = labels, loss
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "labels": self.labels}
 
     def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
         parameters = dict(self.protected())

@@ -66,9 +66,13 @@ class Regularizer:
         self.refresh()
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in asdict(self.surrogate).items())  # type: ignore[call-overload]
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
         behind, protected = count_of(self.tasks, "task"), count_of(len(self._states), "tensor")
         return f"{type(self).__name__}({settings}), {behind} behind, {protected} protected"
+
+    def settings(self) -> dict[str, Any]:
+        """The constants it works with, by name."""
+        return asdict(self.surrogate)  # type: ignore[call-overload,no-any-return]
 
     # -- in the training loop --------------------------------------------------------------------------------
 

@@ -193,9 +193,15 @@ LIMITS = {
     "test_samples": (1, None),
     "coreset": (1, None),
     "drop": (0, 1),
+    "gamma": (0, 1),
+    "last_weight": (0, 1),
 }
 #: Of these, what must stay below its upper limit.
-NOT_REACHED = ("drop",)
+NOT_REACHED = ("drop", "last_weight")
+#: Settings that may not be zero.
+ABOVE_ZERO = ("prior_var",)
+#: What is more is infinite in float32, in which it is used.
+LARGEST = 3.4e38
 #: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
 WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
@@ -261,8 +267,12 @@ def check_setting(name: str, value: Any) -> None:
             raise AlassoError(f"{name} must lie between {least} and {most}{below}, not be {value}")
     elif isinstance(value, int) and value < least:
         raise AlassoError(f"{name} must be {least} or more, not {value}")
+    elif name in ABOVE_ZERO and not value > 0:
+        raise AlassoError(f"{name} must be above zero, not {value}")
     elif not least <= value < float("inf"):
         raise AlassoError(f"{name} must be a finite number, zero or more, not {value}")
+    elif value > LARGEST:
+        raise AlassoError(f"{name} must be at most {LARGEST:g}, not {value}")
 
 
 def typed(name: str, value: Any, annotation: str) -> Any:

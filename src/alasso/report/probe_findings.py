@@ -149,11 +149,14 @@ def signed(value: float) -> str:
 
 def read(path: Path) -> Measured:
     """A probe's file, or one clear sentence why it is none."""
+    raw: Any = None
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
         measured.check_shapes()
         measured.statement()  # its numbers can be reckoned with
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise AlassoError(f"{path} is not a measurement of alasso probe; delete it to measure again") from error
+        older = isinstance(raw, dict) and "surrogates" in raw
+        what = "was measured by an older version, in another form" if older else "is not a measurement of alasso probe"
+        raise AlassoError(f"{path} {what}; delete it to measure again") from error
     return measured

@@ -126,9 +126,11 @@ def nothing_to_run(planned: Plan, work: Study) -> str:
 
 
 def there(planned: Plan) -> str:
-    if planned.present:
-        return "the 1 result is" if planned.present == 1 else f"all {planned.present} results are"
-    return "no result is" if planned.diverged else "what there is to measure is"
+    runs, probes = planned.present, planned.probes_present
+    if not runs + probes:
+        return "no result is" if planned.diverged else "what there is to measure is"
+    counted = " and ".join(count_of(count, kind) for count, kind in ((runs, "result"), (probes, "probe")) if count)
+    return f"the {counted} is" if runs + probes == 1 else f"all {counted} are"
 
 
 def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:

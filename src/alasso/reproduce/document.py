@@ -124,7 +124,8 @@ class Document:
             if one.verdict not in (DOES_NOT_HOLD, WITHIN_NOISE) or one.finding is None:
                 continue
             margin = one.claim.margin(one.finding.value)
-            by = f"{abs(margin):.3f} {'inside' if margin >= 0 else 'outside'} the bar ({one.claim.bar()})"
+            far = f"{abs(margin):.3f}" if abs(margin) >= 0.0005 else "less than 0.001"
+            by = f"{far} {'inside' if margin >= 0 else 'outside'} the bar ({one.claim.bar()})"
             note = f" ({one.finding.note})" if one.finding.note else ""
             tried = f" {one.claim.note}" if one.claim.note else ""
             edition = f" ({one.edition})" if one.edition else ""
@@ -261,7 +262,7 @@ class Document:
         whole, one_seed = (self._runs_of_parts(seeds) for seeds in (None, 1))
         titles = {row.part for row in clocked}
         found = clocked + [row for row in self._by_result_files() if row.part in whole and row.part not in titles]
-        rows = [["part", "device", "runs", "time", "seconds a run", "the whole part", "at this rate", "with one seed"]]
+        rows = [["part", "device", "runs", "time", "seconds a run", "runs in all", "at this rate", "with one seed"]]
         sums = [0.0, 0.0, 0.0]
         for row in found:
             times = [row.seconds, *(row.seconds_for(of.get(row.part, ())) or 0.0 for of in (whole, one_seed))]

@@ -113,8 +113,10 @@ class Evidence:
 
     def probes(self, reference: str) -> dict[int, Measured]:
         """What the probes of a run measured, by seed."""
+        if self.out is None:
+            raise NotRun([reference])
         asked = Plan(**self.experiments[reference.partition("/")[0]].probe or {})
-        paths = probes_in(self.out or Path(), config_of(self.experiments, reference))
+        paths = probes_in(self.out, config_of(self.experiments, reference))
         found = [measured for measured in map(read, paths) if measured.plan == asked]
         if not found:
             raise NotRun([reference])

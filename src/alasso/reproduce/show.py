@@ -113,10 +113,10 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
         passed = sum(len(stack.configs) for stack in plan.again) - trained
         about = human(estimate.again) if estimate.again else "?"
         table.add_row("lost results, in their stacks", ", ".join(of), str(trained), str(passed), "0", about)
-    if plan.probes:
+    if plan.probes or plan.probes_present:
         of = [one.id for one in experiments if one.probe is not None]
         counts = [str(len(plan.probes)), "0", str(plan.probes_present)]
-        table.add_row("single weights", ", ".join(of), *counts, human(estimate.probes))
+        table.add_row("single weights", ", ".join(of), *counts, human(estimate.probes) if plan.probes else "–")
     return table
 
 
@@ -155,7 +155,7 @@ def verdict_table(
 
 
 def in_small(topic: str) -> str:
-    return f"In small: {topic}"
+    return f"In small, for: {topic}"
 
 
 def by_topic(judged: Sequence[Judged]) -> dict[str, list[Judged]]:

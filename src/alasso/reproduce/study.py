@@ -148,7 +148,7 @@ class Study:
 
     def check_template(self) -> None:
         """Whether the document can be written, found out before anything is run for it."""
-        nothing = Evidence(self.experiments, [], self.places.out)
+        nothing = Evidence(self.experiments, [])
         try:
             self.document([], drawing=False, evidence=nothing)
         except AlassoError as error:

@@ -207,7 +207,7 @@ def read_parts(out: Path) -> list[Row]:
     if not path.exists():
         return []
     rows = []
-    with path.open(newline="", encoding="utf-8") as stream:
+    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
         for raw in csv.DictReader(stream):
             try:
                 rows.append(

@@ -170,7 +170,7 @@ def part_file(destination: Path) -> Iterator[Path]:
 @contextmanager
 def disk_errors(act: Literal["read", "write to"], folder: Path) -> Iterator[None]:
     """Turn the disk's refusals into one sentence for the user."""
-    elsewhere = "choose another folder with ALASSO_DATA"
+    elsewhere = "choose another folder with --data-dir or ALASSO_DATA"
     try:
         yield
     except OSError as error:
