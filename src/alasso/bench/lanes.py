@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from alasso.bench.config import RunConfig
 from alasso.bench.lane_batches import Batch, OwnExamples, SharedImages, padded
 from alasso.bench.lane_drops import can_drop
+from alasso.bench.lane_gradients import LARGE_IMAGE
 from alasso.bench.learners import Learner, StepPlan, drops_nodes
 from alasso.bench.resizing import bytes_at_size, lanes_in, room_on
 from alasso.bench.stack import Stack
@@ -65,7 +66,7 @@ def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
     """
     groups: dict[Any, list[RunConfig]] = {}
     for config in configs:
-        shape = shape_of(config) if lanes > 1 else None
+        shape = shape_of(config) if lanes > 1 and not has_large_images(config) else None
         groups.setdefault(config.name if shape is None else repr(shape), []).append(config)
     stacks = []
     for group in groups.values():
@@ -75,6 +76,11 @@ def grouped(configs: Sequence[RunConfig], lanes: int) -> list[list[RunConfig]]:
         size = -(-len(group) // count)
         stacks += [group[i : i + size] for i in range(0, len(group), size)]
     return stacks
+
+
+def has_large_images(config: RunConfig) -> bool:
+    """Whether one run fills the GPU. Alone it has its images with the channels last, which a stack cannot have."""
+    return config.image_size is not None and config.image_size**2 >= LARGE_IMAGE
 
 
 def pass_of(config: RunConfig) -> int:
