@@ -175,6 +175,15 @@ def test_grouping_keeps_what_differs_in_shape_apart():
     assert [len(g) for g in lanes.grouped(split, 8)] == [1, 1, 2]
 
 
+def test_runs_on_large_images_go_one_by_one():
+    def groups(side):
+        configs = [RunConfig.for_benchmark("split-tiny-imagenet", m, image_size=side) for m in ("alasso", "si", "sgd")]
+        return [[c.method for c in group] for group in lanes.grouped(configs, 8)]
+
+    assert groups(64) == [["alasso", "si", "sgd"]]
+    assert groups(224) == [["alasso"], ["si"], ["sgd"]]
+
+
 def test_where_several_stacks_are_needed_methods_with_like_passes_go_together():
     configs = [small(m, seed=s) for s in (0, 1) for m in ("alasso", "single-task", "ewc", "si", "sgd", "mas")]
     groups = [[c.method for c in group] for group in lanes.grouped(configs, 4)]
