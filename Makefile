@@ -23,6 +23,7 @@ test-slow: $(VENV)/.installed-dev
 
 # Every figure of the committed results in docs/figures, the page in runs/, the paper's claims in docs/reproduction.md.
 figures: $(VENV)/.installed-dev
+	rm -rf docs/figures # what no result stands behind any more would stay
 	$(BIN)/alasso report results -o runs/report.html --figures docs/figures
 	$(BIN)/alasso reproduce --judge
 
