@@ -334,6 +334,7 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--set", "settings=1"], "no setting 'settings'"),
         (["run", "permuted-digits", "--seed", str(2**70)], "seed must be 0 or more, and below"),
         (["run", "permuted-digits", "--method", "vcl", "--set", "memory=10"], "vcl cannot rehearse a memory"),
+        (["run", "permuted-digits", "--method", "alasso-memory", "--set", "memory=0"], "without examples of the past"),
         (["run", "split-cifar", "--method", "sgd-dropout"], "sgd-dropout adds dropout to the mlp"),
         (["run", "permuted-digits", "--tasks", "3", "--set", "tasks=2,4"], "tasks is given by --tasks and by --set"),
         (["run", "permuted-digits", "--permute-first", "--set", "permute_first=no"], "by --permute-first and by --set"),

@@ -318,7 +318,26 @@ def test_a_claim_without_a_number_has_no_verdict(capsys):
     assert document.not_holding().endswith(
         "Claims for which the results give no number:\n\n- not computable: it is (floor and ceiling are equal)"
     )
-    assert document.not_holding().count("- T: ") == 1  # the other one
+    assert document.not_holding().count("\n- **") == 1  # the other one
+
+
+def test_a_claim_that_does_not_hold_is_said_under_its_topic_with_the_paragraphs_of_its_note():
+    _, known = a_share_of_nothing()
+    missed = {"at_least": 0.7, "note": "Why it may be.\nWhat was tried."}
+    claims = [claim(**missed), claim(topic="U", at_least=0.7), claim(topic="U", at_most=0.9)]
+    document = Document(known, [judge(one, known) for one in claims])
+    far = "(Table 1) does not hold: 0.500 ± 0.000 (2), 0.200 outside the bar (≥ 0.7); the paper: 0.600."
+    assert document.not_holding().splitlines() == [
+        "**T**",
+        "",
+        f"- **it is** {far}",
+        "    - Why it may be.",
+        "    - What was tried.",
+        "",
+        "**U**",
+        "",
+        f"- **it is** {far}",
+    ]
 
 
 def test_shares_of_no_tasks_and_of_no_weights_are_no_numbers(tmp_path):

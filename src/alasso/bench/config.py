@@ -120,6 +120,8 @@ class RunConfig:
             raise AlassoError(f"precision must be one of {', '.join(PRECISIONS)}, not {values['precision']!r}")
         if values["memory"] and self.method in WITHOUT_MEMORY:
             raise AlassoError(f"{self.method} cannot rehearse a memory; leave memory=0")
+        if self.method == "alasso-memory" and values["memory"] == 0:
+            raise AlassoError("alasso-memory needs memory=1 or more; without examples of the past it is alasso")
         if self.method == "sgd-dropout" and values["model"] != "mlp":
             raise AlassoError("sgd-dropout adds dropout to the mlp; other networks have theirs already: use sgd")
         if values["memory"] < 0 or not 0 < values["memory_share"] < 1:

@@ -45,7 +45,7 @@ class Claim:
     paper: float | str | None = None  # its number, or its words where it gives none
     at_least: float | None = None
     at_most: float | None = None
-    note: str = ""  # what was tried, or what to know, where it does not hold
+    note: str = ""  # what was tried, or what to know, where it does not hold; a paragraph a line
     quick: bool = False  # whether the quick version can say something about it
 
     @property

@@ -119,26 +119,30 @@ class Document:
 
     def not_holding(self) -> str:
         """Every claim that does not hold or is within noise: by how much, and what was tried."""
-        lines = []
-        for one in self.judged:
-            if one.verdict not in (DOES_NOT_HOLD, WITHIN_NOISE) or one.finding is None:
-                continue
-            margin = one.claim.margin(one.finding.value)
-            far = f"{abs(margin):.3f}" if abs(margin) >= 0.0005 else "less than 0.001"
-            by = f"{far} {'inside' if margin >= 0 else 'outside'} the bar ({one.claim.bar()})"
-            note = f" ({one.finding.note})" if one.finding.note else ""
-            tried = f" {one.claim.note}" if one.claim.note else ""
-            edition = f" ({one.edition})" if one.edition else ""
-            lines.append(
-                f"- {one.claim.topic}{edition}: **{one.claim.says}** ({one.claim.where}) {one.verdict}: "
-                f"{show.shown(one.finding)}{note}, {by}; {self.words.it_says}: {show.shown_paper(one.claim)}.{tried}"
-            )
+        judged = [one for one in self.judged if one.verdict in (DOES_NOT_HOLD, WITHIN_NOISE)]
+        lines: list[str] = []
+        for topic, claims in show.by_topic(judged).items():
+            lines += ["", f"**{topic}**", "", *(line for one in claims for line in self.falling_short(one))]
         waiting = show.missing_lines([one for one in self.judged if one.verdict == NOT_RUN], most=99)
         if waiting:
             lines += ["", "Claims that wait for results:", "", *(f"- {line}" for line in waiting)]
         if without := show.not_computable_lines(self.judged):
             lines += ["", "Claims for which the results give no number:", "", *(f"- {line}" for line in without)]
-        return "\n".join(lines) or "None."
+        return "\n".join(lines).strip() or "None."
+
+    def falling_short(self, one: Judged) -> list[str]:
+        """By how much, in one line, and below it the paragraphs of the claim's note."""
+        claim, finding = one.claim, one.finding
+        assert finding is not None  # or there would be no verdict of this kind
+        margin = claim.margin(finding.value)
+        far = f"{abs(margin):.3f}" if abs(margin) >= 0.0005 else "less than 0.001"
+        by = f"{far} {'inside' if margin >= 0 else 'outside'} the bar ({claim.bar()})"
+        about = f" ({finding.note})" if finding.note else ""
+        first = (
+            f"- **{claim.says}** ({claim.where}) {one.verdict}: {show.shown(finding)}{about}, {by}; "
+            f"{self.words.it_says}: {show.shown_paper(claim)}."
+        )
+        return [first, *(f"    - {paragraph}" for paragraph in claim.note.splitlines() if paragraph)]
 
     def bars(self) -> str:
         rows = [["claim", "computed as", "from", "bar", "why this bar"]]
