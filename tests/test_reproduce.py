@@ -221,6 +221,32 @@ def test_probe_computations(tmp_path):
     assert computed("probe_unseen_is_steeper", known, of="x/alasso").value == 0.5  # the second one did not move
 
 
+def test_a_surrogate_is_judged_near_the_end_of_training_and_of_weights_that_matter(tmp_path):
+    plan = {**PROBED, "offsets": 5}
+    one = experiment(runs={"alasso": {}}, probe=plan)
+    probe_file(one, tmp_path)
+    path = probe_path(one.config("alasso", 0), tmp_path)
+    lines = {  # the unseen sides are right, right and left
+        "offsets": [-1.0, -0.5, 0.0, 0.5, 1.0],
+        "losses": [[2.0, 2.0, 2.0, 2.2, 2.3], [2.0, 2.0, 2.0, 2.6, 2.6], [3.0, 2.1, 2.0, 2.0, 2.0]],
+        "importance": [1.0, 1.0, 0.3],
+    }
+    path.write_text(json.dumps({**json.loads(path.read_text()), **lines, "plan": {"span": 1.0, **plan}}))
+    known = Evidence({"x": one}, [], tmp_path)
+
+    def share(**near):
+        return computed("probe_underestimated", known, of="x/alasso", **near).value
+
+    assert share() == pytest.approx(1 / 3)  # true 0.3, 0.6, 1; SI 1, 1, 0.3
+    assert share(at=0.5) == pytest.approx(2 / 3)  # true 0.2, 0.6, 0.1; SI 0.25, 0.25, 0.075
+    assert share(at=0.4) == share(at=0.5)  # the nearest place
+    assert share(at=0.5, rise=0.09) == 0.5  # a rise by more than 0.18: not the last one
+    assert share(at=0.01) == share(at=0.5)  # nothing is measured nearer
+    for far in (1.5, 0.0, -0.5):
+        with pytest.raises(AlassoError, match=f"at must be above 0 and at most 1, where the .* end, not {far}"):
+            share(at=far)
+
+
 def test_what_was_probed_by_another_plan_is_probed_anew(tmp_path):
     one = experiment(runs={"alasso": {}}, probe=PROBED, seeds=1)
     probe_file(one, tmp_path)
@@ -893,7 +919,8 @@ def test_the_papers_document_from_nothing_says_not_run_everywhere(tmp_path):
     pytest.importorskip("matplotlib", reason="the report extra is not installed")
     work = Study.read(None, [], [], None, False, Places(tmp_path, tmp_path / "d.md", tmp_path / "r.html"))
     text = work.document(work.judged(), drawing=True)
-    assert "{{" not in text and f"Of {len(work.claims.tested)} claims: {len(work.claims.tested)} not run." in text
+    counted = sum(claim.counted for claim in work.claims.tested)
+    assert "{{" not in text and f"Of {counted} claims: {counted} not run." in text
     points = ("may Ω fall?", "damping ξ", "a weight that did not move", "Adam between tasks", "a of the main", "epochs")
     for point in points:
         row = next(line for line in text.splitlines() if line.startswith(f"| {point}"))
@@ -1513,12 +1540,16 @@ def test_editions_are_shown_in_full_where_there_are_several():
 
 
 def test_the_tally_counts_in_words():
-    def one(verdict):
-        return SimpleNamespace(verdict=verdict)
+    def one(verdict, counted=True):
+        return SimpleNamespace(verdict=verdict, claim=claim(counted=counted))
 
     assert show.tally_sentence([one("holds")]) == "Of 1 claim: 1 holds."
     many = [one("holds"), one("holds"), one("does not hold"), one("within noise")]
     assert show.tally_sentence(many) == "Of 4 claims: 2 hold, 1 within noise, 1 does not hold."
+    again = [*many, one("does not hold", counted=False)]
+    assert show.tally_sentence(again) == f"{show.tally_sentence(many)} In brackets, not counted: 1."
+    assert show.verdict_in_words(again[-1], quick=False) == "(does not hold)"
+    assert show.verdict_in_words(again[0], quick=False) == "holds"
 
 
 def test_experiments_are_listed(monkeypatch, capsys):

@@ -49,6 +49,24 @@ def test_a_run_saved_in_the_middle_of_a_task_goes_on_bit_for_bit(kind, tmp_path)
     assert same(reg.importance().values(), other_reg.importance().values())
 
 
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC])
+def test_whose_labels_the_fisher_is_of_comes_back_with_the_strength_that_fits_it(kind):
+    saved = kind(mlp(6, 12, 4), lam=0.3, labels="uniform").state_dict()
+    other = kind(mlp(6, 12, 4))
+    other.load_state_dict(saved)
+    assert other.settings() == saved["settings"] and other.labels == "uniform" and other.surrogate.lam == 0.3
+    with_loss = kind(mlp(6, 12, 4), loss=lambda output, y: (output - y).square().sum(1) / 2)
+    with pytest.raises(AlassoError, match="leave labels=\"true\", not 'uniform'"):
+        with_loss.load_state_dict(saved)
+    assert with_loss.surrogate.lam == kind(mlp(6, 12, 4)).surrogate.lam  # refused whole
+    del saved["settings"]["labels"]  # as states were at first
+    other = kind(mlp(6, 12, 4), labels="expected")
+    other.load_state_dict(saved)
+    assert other.labels == "expected" and other.surrogate.lam == 0.3
+    with pytest.raises(AlassoError, match="the state's settings are"):
+        other.load_state_dict({**saved, "settings": {**saved["settings"], "color": 1}})
+
+
 def test_going_on_in_a_new_process_gives_the_same_weights(tmp_path):
     script = textwrap.dedent("""
         import sys, torch

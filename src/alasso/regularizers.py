@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -142,20 +142,30 @@ class _FromFisher(_FromData):
         self, model: nn.Module, surrogate: Surrogate[Any], labels: Labels, loss: Loss | None, exclude: Iterable[str]
     ) -> None:
         super().__init__(model, surrogate, exclude)
-        if labels not in get_args(Labels):
-            raise AlassoError(f"labels must be one of {', '.join(get_args(Labels))}, not {labels!r}")
-        if loss is not None and labels != "true":
-            raise AlassoError(f'a loss of your own is taken at the given targets: leave labels="true", not {labels!r}')
+        check_labels(labels, loss)
         self.labels, self.loss = labels, loss
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "labels": self.labels}
+
+    def _take_settings(self, saved: Mapping[str, Any]) -> None:
+        labels = saved.get("labels", self.labels)  # which states did not hold at first
+        check_labels(labels, self.loss)
+        super()._take_settings(saved)
+        self.labels = labels
 
     def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
         parameters = dict(self.protected())
         return importance.fisher(
             self.model, loader, labels=self.labels, loss=self.loss, parameters=parameters, head=head
         )
+
+
+def check_labels(labels: Labels, loss: Loss | None) -> None:
+    if labels not in get_args(Labels):
+        raise AlassoError(f"labels must be one of {', '.join(get_args(Labels))}, not {labels!r}")
+    if loss is not None and labels != "true":
+        raise AlassoError(f'a loss of your own is taken at the given targets: leave labels="true", not {labels!r}')
 
 
 class EWC(_FromFisher):

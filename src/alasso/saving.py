@@ -32,15 +32,22 @@ def from_saved(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 def check_saved(
-    saved: Mapping[str, Any], method: str, surrogate: Surrogate[Any], protected: Mapping[str, nn.Parameter]
+    saved: Mapping[str, Any],
+    method: str,
+    surrogate: Surrogate[Any],
+    settings: Mapping[str, Any],
+    protected: Mapping[str, nn.Parameter],
 ) -> None:
-    """Refuse a state of another method, version, model or shape, saying which."""
+    """Refuse a state of another method, version, model or shape, saying which.
+
+    Of the ``settings``, older states have the surrogate's alone.
+    """
     check_form(saved)
     if saved["version"] != STATE_VERSION:
         raise AlassoError(f"the state has version {saved['version']}, this library reads version {STATE_VERSION}")
     if saved["method"] != method:
         raise AlassoError(f"the state was saved by {saved['method']}, it cannot be loaded into {method}")
-    if set(saved["settings"]) != set(asdict(surrogate)):  # type: ignore[call-overload]
+    if not set(asdict(surrogate)) <= set(saved["settings"]) <= set(settings):  # type: ignore[call-overload]
         raise AlassoError(f"the state's settings are {sorted(saved['settings'])}, which are not those of {method}")
     unknown = sorted(set(saved["parameters"]) - set(protected))
     lacking = sorted(set(protected) - set(saved["parameters"]))

@@ -252,7 +252,7 @@ class Regularizer:
         return {
             "version": STATE_VERSION,
             "method": self.method,
-            "settings": asdict(self.surrogate),  # type: ignore[call-overload]
+            "settings": self.settings(),
             "tasks": self.tasks,
             "steps": self.steps,
             "unseen_steps": self.unseen_steps,
@@ -266,8 +266,8 @@ class Regularizer:
         """Take over a saved state, settings included (as optimizers do). Refused whole if anything does not fit."""
         self.refresh()
         parameters = dict(self.protected())
-        check_saved(saved, self.method, self.surrogate, parameters)
-        self.surrogate = replace(self.surrogate, **saved["settings"])  # type: ignore[type-var]
+        check_saved(saved, self.method, self.surrogate, self.settings(), parameters)
+        self._take_settings(saved["settings"])
         self._stiffness.clear()
         self._forget_passes()
         self._states = {
@@ -279,6 +279,10 @@ class Regularizer:
         self.tasks, self.steps = saved["tasks"], saved["steps"]
         self.unseen_steps = saved.get("unseen_steps", 0)
         self.refresh()
+
+    def _take_settings(self, saved: Mapping[str, Any]) -> None:
+        names = asdict(self.surrogate)  # type: ignore[call-overload]
+        self.surrogate = replace(self.surrogate, **{name: saved[name] for name in names})  # type: ignore[type-var]
 
     # -- the state of single parameters ----------------------------------------------------------------------
 

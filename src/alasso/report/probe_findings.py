@@ -59,6 +59,11 @@ class Measured:
     def seed(self) -> int:
         return int(self.config["seed"])
 
+    @property
+    def middle(self) -> int:
+        """The offset at which no weight has moved."""
+        return len(self.offsets) // 2
+
     def check_shapes(self) -> None:
         """A number for each weight, and at each place on its line."""
         expected = {
@@ -75,7 +80,7 @@ class Measured:
     def changes(self) -> Array:
         """(weights, offsets): loss minus loss at the optimum."""
         found = np.array(self.losses)
-        return np.asarray(found - found[:, [len(self.offsets) // 2]])
+        return np.asarray(found - found[:, [self.middle]])
 
     def surrogate(self, method: str) -> Array:
         """(weights, offsets): what SI or ALASSO takes the changes for. After one task, both have the same Ω."""

@@ -47,6 +47,7 @@ class Claim:
     at_most: float | None = None
     note: str = ""  # what was tried, or what to know, where it does not hold; a paragraph a line
     quick: bool = False  # whether the quick version can say something about it
+    counted: bool = True  # not: what another claim says, once more with another choice of what the paper leaves open
 
     @property
     def references(self) -> list[str]:
@@ -135,7 +136,7 @@ def about(claims: Iterable[Claim], experiments: Iterable[Experiment]) -> list[Cl
 
 # -- reading ------------------------------------------------------------------------------------------------------
 
-OWN_FIELDS = ("id", "topic", "where", "says", "why", "how", "paper", "at_least", "at_most", "note", "quick")
+OWN_FIELDS = ("id", "topic", "where", "says", "why", "how", "paper", "at_least", "at_most", "note", "quick", "counted")
 
 
 def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> Claims:
@@ -238,6 +239,7 @@ def check_arguments(what: str, how: str, arguments: Mapping[str, Any], experimen
 
 
 TEXTS = ("id", "topic", "where", "says", "why", "how", "note")
+FLAGS = ("quick", "counted")
 BARS = ("at_least", "at_most")
 
 
@@ -246,6 +248,9 @@ def check_kinds(name: object, raw: Mapping[str, Any]) -> None:
     for key in TEXTS:
         if not isinstance(raw.get(key, ""), str):
             raise AlassoError(f"{name}: {key} must be a text, not {raw[key]!r}")
+    for key in FLAGS:
+        if not isinstance(raw.get(key, True), bool):
+            raise AlassoError(f"{name}: {key} must be true or false, not {raw[key]!r}")
     if "paper" in raw and not isinstance(raw["paper"], str) and not is_number(raw["paper"]):
         raise AlassoError(f"{name}: paper must be its number or its words, not {raw['paper']!r}")
     for key in BARS:
@@ -260,4 +265,5 @@ def is_number(value: object) -> bool:
 
 
 def tally(judged: Sequence[Judged]) -> dict[str, int]:
+    """How many of the claims given have which verdict."""
     return {verdict: sum(one.verdict == verdict for one in judged) for verdict in VERDICTS}

@@ -32,7 +32,7 @@ def claims_section(judged: Sequence[Judged], words: show.Words, *, quick: bool) 
 
 def _row(one: Judged, quick: bool) -> str:
     claim = one.claim
-    verdict = show.QUICK_WORDS[one.verdict] if quick else one.verdict
+    verdict = show.verdict_in_words(one, quick=quick)
     where = f' <span class="spread">{text(claim.where)}</span>' if claim.where else ""
     numbers = "".join(f"<td>{text(cell)}</td>" for cell in (show.shown_paper(claim), show.shown_of(one), claim.bar()))
     kind = "" if quick else f' data-verdict="{text(one.verdict)}"'

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alasso.bench import metrics
+from alasso.errors import AlassoError
 from alasso.report.groups import Array
 from alasso.report.probe_findings import check_surrogate
 from alasso.reproduce.evidence import Evidence, Values
@@ -180,17 +181,22 @@ def probe_evenness(evidence: Evidence, *, of: str) -> Finding:
     return of_weights(found, np.median)
 
 
-def probe_underestimated(evidence: Evidence, *, of: str, surrogate: str = "SI") -> Finding:
+def probe_underestimated(
+    evidence: Evidence, *, of: str, surrogate: str = "SI", at: float | None = None, rise: float = 0.0
+) -> Finding:
     """Of weights whose loss rises on the side training did not see, the share where the surrogate lies below the loss.
 
-    At the far end of the line, where the paper's figures show it.
+    At the far end of the line or, with ``at``, so far from where training ended. ``rise``: of weights whose loss rises
+    there by more than this share of itself.
     """
     check_surrogate(surrogate)
     found = {}
     for seed, measured in evidence.probes(of).items():
-        unseen, true = at_unseen_end(measured, measured.changes())
-        _, guessed = at_unseen_end(measured, measured.surrogate(surrogate))
-        rises = unseen & (true > 0)
+        unseen, true = on_unseen_side(measured, measured.changes(), at)
+        _, guessed = on_unseen_side(measured, measured.surrogate(surrogate), at)
+        rises = unseen & (
+            true > rise * measured.losses[0][measured.middle]
+        )  # the same loss, whichever weight will move
         found[seed] = guessed[rises] < true[rises]
     return share_of_weights(found)
 
@@ -202,18 +208,26 @@ def probe_unseen_is_steeper(evidence: Evidence, *, of: str) -> Finding:
     """
     found = {}
     for seed, measured in evidence.probes(of).items():
-        moved, unseen_end = at_unseen_end(measured, measured.changes())
-        _, seen_end = at_unseen_end(measured, measured.changes()[:, ::-1])
+        moved, unseen_end = on_unseen_side(measured, measured.changes())
+        _, seen_end = on_unseen_side(measured, measured.changes()[:, ::-1])
         matters = moved & (unseen_end != seen_end)
         found[seed] = unseen_end[matters] > seen_end[matters]
     return share_of_weights(found)
 
 
-def at_unseen_end(measured: Measured, lines: Array) -> tuple[npt.NDArray[np.bool_], Array]:
-    """Which weights moved at all, and each line's value at the end that training did not come from."""
-    came_from = np.array(measured.came_from)
-    end = np.where(came_from > 0, 0, lines.shape[1] - 1)  # came from the right: the left side is unseen
-    return came_from != 0, lines[np.arange(len(lines)), end]
+def on_unseen_side(measured: Measured, lines: Array, at: float | None = None) -> tuple[npt.NDArray[np.bool_], Array]:
+    """Which weights moved at all, and each line's value on the side that training did not come from, at its end or at
+    the place nearest to a distance.
+    """
+    came_from, middle = np.array(measured.came_from), measured.middle
+    right = np.array(measured.offsets[middle + 1 :])
+    if at is not None and not 0 < at <= measured.plan.span:
+        raise AlassoError(
+            f"at must be above 0 and at most {measured.plan.span:g}, where the probe's lines end, not {at}"
+        )
+    steps = len(right) if at is None else 1 + int(np.abs(right - at).argmin())
+    place = np.where(came_from > 0, middle - steps, middle + steps)  # came from the right: the left side is unseen
+    return came_from != 0, lines[np.arange(len(lines)), place]
 
 
 def share_of_weights(found: Mapping[int, npt.NDArray[np.bool_]]) -> Finding:

@@ -108,7 +108,7 @@ class Document:
         for topic, claims in show.by_topic(self.judged).items():
             rows.append([f"**{show.in_small(topic) if self.quick else topic}**", "", "", "", "", ""])
             for one in claims:
-                verdict = show.QUICK_WORDS[one.verdict] if self.quick else one.verdict
+                verdict = show.verdict_in_words(one, quick=self.quick)
                 verdict = f"**{verdict}**" if one.verdict == DOES_NOT_HOLD else verdict
                 ours = show.shown_of(one)
                 claim = one.claim
@@ -139,7 +139,8 @@ class Document:
         by = f"{far} {'inside' if margin >= 0 else 'outside'} the bar ({claim.bar()})"
         about = f" ({finding.note})" if finding.note else ""
         first = (
-            f"- **{claim.says}** ({claim.where}) {one.verdict}: {show.shown(finding)}{about}, {by}; "
+            f"- **{claim.says}** ({claim.where}) {show.verdict_in_words(one, quick=False)}: "
+            f"{show.shown(finding)}{about}, {by}; "
             f"{self.words.it_says}: {show.shown_paper(claim)}."
         )
         return [first, *(f"    - {paragraph}" for paragraph in claim.note.splitlines() if paragraph)]

@@ -142,7 +142,6 @@ def verdict_table(
     for topic, claims in by_topic(judged).items():
         table.add_row(Text(in_small(topic) if quick else topic, "bold"))
         for one in claims:
-            verdict = QUICK_WORDS[one.verdict] if quick else one.verdict
             style = "" if quick and one.verdict not in UNDECIDED else STYLES[one.verdict]
             ours = shown_of(one)
             paper = shown_paper(one.claim) if wide else shown_number(one.claim)
@@ -150,8 +149,14 @@ def verdict_table(
             cells += [one.claim.where] if wide else []
             cells += [paper, ours]
             cells += [one.claim.bar()] if wide else []
-            table.add_row(*cells, Text(verdict, style))
+            table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
     return table
+
+
+def verdict_in_words(one: Judged, *, quick: bool) -> str:
+    """In brackets where it is not counted: it judges once more what another one does."""
+    words = QUICK_WORDS[one.verdict] if quick else one.verdict
+    return words if one.claim.counted else f"({words})"
 
 
 def in_small(topic: str) -> str:
@@ -205,10 +210,12 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     """
     if not judged:
         return "No claim rests on these experiments."
+    counted = [one for one in judged if one.claim.counted]
     of_many = {HOLDS: "hold", DOES_NOT_HOLD: "do not hold"}  # the others are the same of one and of many
-    found = {verdict: count for verdict, count in tally(judged).items() if count}
+    found = {verdict: count for verdict, count in tally(counted).items() if count}
     parts = [f"{count} {verdict if count == 1 else of_many.get(verdict, verdict)}" for verdict, count in found.items()]
-    return f"Of {count_of(len(judged), 'claim')}: {', '.join(parts)}."
+    others = f" In brackets, not counted: {len(judged) - len(counted)}." if len(counted) < len(judged) else ""
+    return f"Of {count_of(len(counted), 'claim')}: {', '.join(parts)}.{others}"
 
 
 def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
