@@ -23,8 +23,9 @@ test-slow: $(VENV)/.installed-dev
 
 # Every figure of the committed results in docs/figures, the page in runs/, the paper's claims in docs/reproduction.md.
 figures: $(VENV)/.installed-dev
-	rm -rf docs/figures # what no result stands behind any more would stay
-	$(BIN)/alasso report results -o runs/report.html --figures docs/figures
+	rm -rf runs/figures
+	$(BIN)/alasso report results -o runs/report.html --figures runs/figures
+	rm -rf docs/figures && mv runs/figures docs/figures # all at once: one that no result stands behind any more is gone
 	$(BIN)/alasso reproduce --judge
 
 # The documentation site in site/; a warning is an error. The search needs a server: python3 -m http.server -d site

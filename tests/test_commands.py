@@ -607,7 +607,7 @@ def test_multi_value_options():
     [
         ("initial_logvar=nan", "initial_logvar must lie between -50 and 50, not be nan"),
         ("initial_logvar=-1000", "initial_logvar must lie between -50 and 50, not be -1000.0"),
-        ("prior_var=inf", "prior_var must be a finite number, zero or more, not inf"),
+        ("prior_var=inf", "prior_var must be a finite number, 1e-30 or more, not inf"),
         ("train_samples=0", "train_samples must be 1 or more, not 0"),
         ("test_samples=-1", "test_samples must be 1 or more, not -1"),
         ("point_epochs=-1", "point_epochs must be 0 or more, not -1"),

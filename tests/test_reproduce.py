@@ -18,7 +18,7 @@ from alasso.bench import divergence, learners, metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
-from alasso.reproduce import carrying, claims, counting, show, timing
+from alasso.reproduce import carrying, claims, commands, counting, show, timing
 from alasso.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -1537,6 +1537,19 @@ def test_editions_are_shown_in_full_where_there_are_several():
         several.edition(["x/si", "x/ewc"])
         == "pets folder, 8 images of 2 classes, 1a2b3c4d and folder, 9 images of 2 classes, 5e6f7a8b"
     )
+
+
+@pytest.mark.parametrize(
+    ("runs", "probes", "said"),
+    [
+        (7, 0, "all 7 results are"),
+        (1, 0, "the 1 result is"),
+        (1, 1, "the 1 result and 1 probe are"),
+        (7, 1, "all 7 results and 1 probe are"),
+    ],
+)
+def test_what_is_there_is_counted_in_words(runs, probes, said):
+    assert commands.there(SimpleNamespace(present=runs, probes_present=probes, diverged=[])) == said
 
 
 def test_the_tally_counts_in_words():

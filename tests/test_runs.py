@@ -182,7 +182,7 @@ def test_config_survives_json():
         ({"method": "online-ewc", "gamma": 3}, "gamma must lie between 0 and 1, not be 3.0"),
         ({"method": "ewc", "lam": 1e40}, "lam must be at most 3.4e+38, not 1e+40"),
         ({"method": "imm-mode", "last_weight": 1}, "last_weight must lie between 0 and 1, and below 1, not be 1.0"),
-        ({"method": "vcl", "prior_var": 0}, "prior_var must be above zero, not 0.0"),
+        ({"method": "vcl", "prior_var": 0}, "prior_var must be a finite number, 1e-30 or more, not 0.0"),
     ],
 )
 def test_mistakes_in_configs_name_the_field(changes, message):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from alasso.bench.catalog import BENCHMARKS, METHODS, OWN, OWN_STREAM
 from alasso.errors import AlassoError
@@ -108,7 +108,7 @@ class RunConfig:
             raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
         if not 0 < values["learning_rate"] < float("inf"):
             raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
-        if not 1e-30 <= values["adam_eps"] < float("inf"):  # smaller ones are nothing in float32, and 0 / 0 is no step
+        if not SMALLEST <= values["adam_eps"] < float("inf"):  # 0 / 0 is no step
             raise AlassoError(f"adam_eps must be a positive number, not {values['adam_eps']}")
         if values["optimizer"] != "adam" and values["adam_eps"] != ADDED_LATER["adam_eps"]:
             raise AlassoError("adam_eps is for optimizer=adam")
@@ -188,22 +188,29 @@ SHORT = {"lr": "learning_rate", "bs": "batch_size", "eps": "adam_eps"}
 ADDED_LATER = {"adam_eps": 1e-8, "loss_clip": 0.0}
 #: Fields that say what a run is, and are not changes of it.
 NOT_CHANGES = ("benchmark", "method", "settings")
-#: Between what numbers some settings lie; all others are zero or more.
-LIMITS = {
-    "initial_logvar": (-50, 50),
-    "train_samples": (1, None),
-    "test_samples": (1, None),
-    "coreset": (1, None),
-    "drop": (0, 1),
-    "gamma": (0, 1),
-    "last_weight": (0, 1),
+
+
+class Range(NamedTuple):
+    """Where a setting lies. Without ``most``, numbers that are not whole end where float32 does."""
+
+    least: float = 0
+    most: float | None = None
+    reached: bool = True  # most itself is allowed
+
+
+LARGEST = 3.4e38  # what is more is infinite in float32, in which settings are used
+SMALLEST = 1e-30  # what is less is nothing there
+#: Of settings that are not just zero or more.
+RANGES = {
+    "initial_logvar": Range(-50, 50),
+    "train_samples": Range(1),
+    "test_samples": Range(1),
+    "coreset": Range(1),
+    "drop": Range(0, 1, reached=False),
+    "gamma": Range(0, 1),
+    "last_weight": Range(0, 1, reached=False),
+    "prior_var": Range(SMALLEST),
 }
-#: Of these, what must stay below its upper limit.
-NOT_REACHED = ("drop", "last_weight")
-#: Settings that may not be zero.
-ABOVE_ZERO = ("prior_var",)
-#: What is more is infinite in float32, in which it is used.
-LARGEST = 3.4e38
 #: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
 WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
@@ -262,17 +269,16 @@ def check_setting(name: str, value: Any) -> None:
     """Refuse a number that is out of its setting's range."""
     if isinstance(value, bool | str):
         return
-    least, most = LIMITS.get(name, (0, None))
+    least, most, reached = RANGES.get(name, Range())
     if most is not None:
-        if not least <= value <= most or (value == most and name in NOT_REACHED):
-            below = f", and below {most}" if name in NOT_REACHED else ""
+        if not least <= value <= most or (value == most and not reached):
+            below = "" if reached else f", and below {most}"
             raise AlassoError(f"{name} must lie between {least} and {most}{below}, not be {value}")
-    elif isinstance(value, int) and value < least:
-        raise AlassoError(f"{name} must be {least} or more, not {value}")
-    elif name in ABOVE_ZERO and not value > 0:
-        raise AlassoError(f"{name} must be above zero, not {value}")
+    elif isinstance(value, int):
+        if value < least:
+            raise AlassoError(f"{name} must be {least} or more, not {value}")
     elif not least <= value < float("inf"):
-        raise AlassoError(f"{name} must be a finite number, zero or more, not {value}")
+        raise AlassoError(f"{name} must be a finite number, {f'{least:g}' if least else 'zero'} or more, not {value}")
     elif value > LARGEST:
         raise AlassoError(f"{name} must be at most {LARGEST:g}, not {value}")
 

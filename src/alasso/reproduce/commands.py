@@ -130,7 +130,9 @@ def there(planned: Plan) -> str:
     if not runs + probes:
         return "no result is" if planned.diverged else "what there is to measure is"
     counted = " and ".join(count_of(count, kind) for count, kind in ((runs, "result"), (probes, "probe")) if count)
-    return f"the {counted} is" if runs + probes == 1 else f"all {counted} are"
+    if runs + probes == 1:
+        return f"the {counted} is"
+    return f"{'the' if max(runs, probes) == 1 else 'all'} {counted} are"
 
 
 def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:
