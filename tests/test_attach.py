@@ -566,3 +566,85 @@ def test_a_path_method_warns_of_a_penalty_that_is_added_before_it_looks():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ALASSO(model).attach(optimizer)
     EWC(model).attach(optimizer)  # has no path: nothing to warn of
+
+
+# -- constants, and what users do beside the loop --------------------------------------------------------------
+
+
+def after_two_tasks(kind, **settings):
+    torch.manual_seed(0)
+    model = mlp(6, 12, 4)
+    optimizer = adam(model)
+    reg = kind(model, **settings).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate() if reg.surrogate.observes_path else reg.consolidate(TASKS[0])
+    run(model, optimizer, TASKS[1])
+    return model, optimizer, reg
+
+
+@pytest.mark.parametrize(("kind", "name"), [(ALASSO, "c"), (SI, "c"), (EWC, "lam")])
+def test_a_constant_is_an_attribute_that_can_be_changed_between_steps(kind, name):
+    model, optimizer, reg = after_two_tasks(kind)
+    value, before = getattr(reg, name), reg.penalty().item()
+    setattr(reg, name, 3 * value)
+    assert getattr(reg, name) == 3 * value == reg.settings()[name] and f"{name}={3 * value}" in repr(reg)
+    assert reg.penalty().item() == pytest.approx(3 * before)
+    other, other_optimizer, stiff = after_two_tasks(kind)
+    stiff.load_state_dict({**reg.state_dict()})  # the settings in a state are the changed ones
+    run(model, optimizer, TASKS[2])
+    run(other, other_optimizer, TASKS[2])
+    assert same(weights(model), weights(other))
+    with pytest.raises(AlassoError, match=f"{name} must be"):
+        setattr(reg, name, -1.0)
+    assert getattr(reg, name) == 3 * value
+    with pytest.raises(AttributeError, match="has no attribute 'strength'"):
+        _ = reg.strength
+
+
+@pytest.mark.parametrize("kind", [ALASSO, SI, EWC, MAS])
+def test_a_task_may_end_within_inference_mode(kind):
+    plain, optimizer, expected = after_two_tasks(kind)
+    model, other_optimizer, reg = after_two_tasks(kind)
+    end = () if reg.surrogate.observes_path else (TASKS[1],)
+    expected.consolidate(*end)
+    with torch.inference_mode():
+        reg.consolidate(*end)
+        reg.load_state_dict(copy.deepcopy(reg.state_dict()))
+    run(plain, optimizer, TASKS[2])
+    run(model, other_optimizer, TASKS[2])
+    assert same(weights(plain), weights(model))
+
+
+def test_a_penalty_in_the_loss_beside_an_attached_optimizer_is_warned_of():
+    model, _, reg = after_two_tasks(ALASSO)
+    with pytest.warns(UserWarning, match="the past counts twice"):
+        (model(TASKS[1][0][0]).mean() + reg.penalty()).backward()
+    float(reg.penalty())  # looked at only
+    reg.detach()
+    (model(TASKS[1][0][0]).mean() + reg.penalty()).backward()
+
+
+def test_what_exclude_and_forget_take():
+    model = mlp(6, 12, 4)
+    assert ALASSO(model, exclude=None).exclude == ()
+    assert ALASSO(model, exclude="0.*").exclude == ("0.*",)
+    for wrong in (model[0], [model[0].weight], 3):
+        with pytest.raises(AlassoError, match="exclude takes patterns of names"):
+            ALASSO(model, exclude=wrong)
+    with pytest.raises(AlassoError, match=r"forget\(\) takes a parameter itself, as model\.head\.weight, not '0\.weight'"):
+        ALASSO(model).forget("0.weight")
+
+
+def test_weights_that_cannot_be_protected_are_said():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.real = nn.Linear(4, 2)
+            self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    with pytest.warns(UserWarning, match="complex weights are not protected: phase") as said:
+        ALASSO(Mixed())
+    assert said[0].filename == __file__
+    ALASSO(Mixed(), exclude="phase")
+    with pytest.raises(AlassoError, match=r"0.weight has no shape yet: send a batch through the model first"):
+        ALASSO(nn.Sequential(nn.LazyLinear(3)))

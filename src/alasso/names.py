@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 
@@ -18,6 +19,33 @@ def named_weights(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[st
         name = plain_name(full_name)
         if parameter.is_floating_point() and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
             yield name, parameter
+
+
+def patterns_of(exclude: object) -> tuple[str, ...]:
+    """One pattern, several, or none."""
+    if exclude is None or isinstance(exclude, str):
+        return (exclude,) if exclude is not None else ()
+    patterns = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, nn.Module) else (exclude,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise AlassoError(f"exclude takes patterns of names, as 'head.*', not {type(pattern).__name__}")
+    return patterns
+
+
+def check_kinds(model: nn.Module, exclude: Sequence[str], stacklevel: int) -> None:
+    """Refuse parameters that have no shape yet; say which cannot be protected."""
+    left = [
+        (plain_name(name), parameter)
+        for name, parameter in model.named_parameters()
+        if not any(fnmatch.fnmatchcase(plain_name(name), pattern) for pattern in exclude)
+    ]
+    for name, parameter in left:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise AlassoError(f"{name} has no shape yet: send a batch through the model first")
+    if complex_ones := [name for name, parameter in left if parameter.is_complex()]:
+        warnings.warn(
+            f"complex weights are not protected: {', '.join(complex_ones[:MOST_NAMED])}", stacklevel=stacklevel
+        )
 
 
 def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:

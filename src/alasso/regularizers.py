@@ -127,9 +127,9 @@ class _FromData(Regularizer):
                 stacklevel=2,
             )
         self._look_again(stacklevel=2)
-        measured = self._measure(loader, head)
-        with torch.no_grad():
-            self._consolidate(measured)
+        with torch.inference_mode(False), torch.enable_grad():
+            measured = self._measure(loader, head)
+        self._consolidate(measured)
         count_unseen_steps(self)  # from the first task's end on there is something to protect
 
 
@@ -148,10 +148,10 @@ class _FromFisher(_FromData):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "labels": self.labels}
 
-    def _take_settings(self, saved: Mapping[str, Any]) -> None:
+    def take_settings(self, saved: Mapping[str, Any]) -> None:
         labels = saved.get("labels", self.labels)  # which states did not hold at first
         check_labels(labels, self.loss)
-        super()._take_settings(saved)
+        super().take_settings(saved)
         self.labels = labels
 
     def _measure(self, loader: Loader, head: Head | None) -> dict[str, Tensor]:
@@ -273,7 +273,8 @@ class IMM(_FromFisher):
         if self.surrogate.merge == "mode":
             if loader is None:
                 raise AlassoError("mode-IMM measures the Fisher information; pass consolidate() the task's loader")
-            measured = self._measure(loader, head)
+            with torch.inference_mode(False), torch.enable_grad():
+                measured = self._measure(loader, head)
             check_importance(measured, (p for _, p in self.protected()))
         with torch.no_grad():
             self._consolidate(measured)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,10 +16,11 @@ from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
-from alasso.names import check_patterns, named_weights, plain_name, unwrapped
+from alasso.names import check_kinds, check_patterns, named_weights, patterns_of, plain_name, unwrapped
 from alasso.objectives import Loss
 from alasso.ranks import as_sharded, total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
+from alasso.settings import WithSettings
 from alasso.sharding import gather_no_more, local
 from alasso.sightings import Past, Sightings
 from alasso.soundness import check_importance
@@ -34,9 +34,10 @@ Measure = Literal["fisher", "mas"]
 
 
 NOT_PROTECTED = "this parameter is not protected; pass one of the regularizer's own model"
+NO_PARAMETER = "forget() takes a parameter itself, as model.head.weight, not {!r:.40}"
 
 
-class Regularizer:
+class Regularizer(WithSettings):
     """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS.
 
     ``exclude`` holds shell-style patterns of parameter names that are left alone (``"head.*"``). Parameters that are
@@ -51,7 +52,7 @@ class Regularizer:
             raise AlassoError(f"{type(self).__name__} takes the model itself, an nn.Module, not {type(model).__name__}")
         self.model = unwrapped(model)
         self.surrogate = surrogate
-        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        self.exclude = patterns_of(exclude)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # optimizer steps observed since the last consolidation
         self.unseen_steps = 0  # and those of optimizers that were not attached
@@ -63,16 +64,13 @@ class Regularizer:
         self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
         self._attachments: list[Exchange] = []
         check_patterns(self.model, self.exclude)
+        check_kinds(self.model, self.exclude, stacklevel=4)
         self.refresh()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
         behind, protected = count_of(self.tasks, "task"), count_of(len(self._states), "tensor")
         return f"{type(self).__name__}({settings}), {behind} behind, {protected} protected"
-
-    def settings(self) -> dict[str, Any]:
-        """The constants it works with, by name."""
-        return asdict(self.surrogate)  # type: ignore[call-overload,no-any-return]
 
     # -- in the training loop --------------------------------------------------------------------------------
 
@@ -127,7 +125,6 @@ class Regularizer:
     ) -> None:
         self.detach()
 
-    @torch.no_grad()
     def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
         """End of a task: take the weights as they are as the new anchor, and the path to them as their importance.
 
@@ -139,9 +136,9 @@ class Regularizer:
             warnings.warn(
                 f"consolidate() has seen only {self.steps} of {self.steps + self.unseen_steps} optimizer steps since "
                 "the last one, and takes importance from those alone; attach() every optimizer that trains the model",
-                stacklevel=3,  # past the decorator
+                stacklevel=2,
             )
-        self._look_again(stacklevel=3)
+        self._look_again(stacklevel=2)
         self._consolidate({})
 
     def _who_stepped(self) -> str:
@@ -160,6 +157,8 @@ class Regularizer:
         for attachment in self._attachments:
             attachment.note_held()
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _consolidate(self, importance: Mapping[str, Tensor]) -> None:
         self.refresh()
         # All of the new state is worked out and checked before any of the old one is given up.
@@ -203,13 +202,14 @@ class Regularizer:
             raise AlassoError(f"scale must be a positive number, not {scale}")
         self.refresh()
         parameters = dict(self.protected())
-        if importance == "fisher":
-            options: dict[str, Any] = {"labels": labels, "loss": loss}
-            measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
-        else:
-            measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
+        with torch.inference_mode(False), torch.enable_grad():
+            if importance == "fisher":
+                options: dict[str, Any] = {"labels": labels, "loss": loss}
+                measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
+            else:
+                measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
         check_importance(measured, (p for _, p in self.protected()))
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             for name, parameter in parameters.items():
                 theta = self._theta(parameter)
                 self.adopt(name, self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype)))
@@ -226,7 +226,18 @@ class Regularizer:
             for name, parameter in self.protected()
             for state in (self.state_of(name, parameter),)
         ]
-        return total_of(terms) if terms else torch.zeros(())
+        total = total_of(terms) if terms else torch.zeros(())
+        if self.is_attached and total.requires_grad:
+            total.register_hook(self._warn_that_it_counts_twice)
+        return total
+
+    def _warn_that_it_counts_twice(self, gradient: Tensor) -> None:
+        if self.is_attached:
+            warnings.warn(
+                "penalty() is part of a loss, and attach() adds it at every step, too: the past counts twice; leave it "
+                "out of the loss, or detach()",
+                stacklevel=2,
+            )
 
     def importance(self) -> dict[str, Tensor]:
         """{parameter name: Ω}, never negative; sharded as the parameters are."""
@@ -267,22 +278,21 @@ class Regularizer:
         self.refresh()
         parameters = dict(self.protected())
         check_saved(saved, self.method, self.surrogate, self.settings(), parameters)
-        self._take_settings(saved["settings"])
-        self._stiffness.clear()
-        self._forget_passes()
-        self._states = {
-            name: self.surrogate.State(
-                **{field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
-            )
-            for name, tensors in saved["parameters"].items()
-        }
+        self.take_settings(saved["settings"])
+        with torch.inference_mode(False):
+            self._states = {
+                name: self.surrogate.State(
+                    **{field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
+                )
+                for name, tensors in saved["parameters"].items()
+            }
         self.tasks, self.steps = saved["tasks"], saved["steps"]
         self.unseen_steps = saved.get("unseen_steps", 0)
         self.refresh()
 
-    def _take_settings(self, saved: Mapping[str, Any]) -> None:
-        names = asdict(self.surrogate)  # type: ignore[call-overload]
-        self.surrogate = replace(self.surrogate, **{name: saved[name] for name in names})  # type: ignore[type-var]
+    def settings_changed(self) -> None:
+        self.forget_stiffness()
+        self._forget_passes()
 
     # -- the state of single parameters ----------------------------------------------------------------------
 
@@ -325,6 +335,7 @@ class Regularizer:
             return state
         return self._new_state_of(name, parameter)
 
+    @torch.inference_mode(False)  # whoever asks: the state is written to at steps to come
     @torch.no_grad()
     def _new_state_of(self, name: str, parameter: nn.Parameter) -> Any:
         theta = local(parameter)
@@ -387,7 +398,7 @@ class Regularizer:
         """
         name = next((name for name, own in named_weights(self.model, self.exclude) if own is parameter), None)
         if name is None or not (parameter.requires_grad or name in self._states):
-            raise AlassoError(NOT_PROTECTED)
+            raise AlassoError(NOT_PROTECTED if isinstance(parameter, nn.Parameter) else NO_PARAMETER.format(parameter))
         # This one alone is looked at again: others of the same layer may be about to be forgotten, too.
         self._names[id(parameter)] = name
         self._sightings.note(name, parameter)

@@ -29,8 +29,9 @@ def check_importance(importance: Mapping[str, Tensor], parameters: Iterable[nn.P
     for name, flaw in zip(importance, flaws, strict=True):
         if flaw:
             raise DivergedError(
-                f"importance of {name} is {FLAWS[flaw]}: the training diverged, or a setting lets it overflow "
-                "(a smaller learning rate or c helps); the state before this consolidation is kept"
+                f"importance of {name} is {FLAWS[flaw]}: the training diverged (are the inputs finite? a smaller "
+                "learning rate helps), or a setting lets it overflow; what was protected before is kept, but to go on, "
+                "load model, optimizer and regularizer as they were before this task"
             )
     if not any_importance:
         raise AlassoError(
