@@ -631,7 +631,7 @@ def test_what_exclude_and_forget_take():
     for wrong in (model[0], [model[0].weight], 3):
         with pytest.raises(AlassoError, match="exclude takes patterns of names"):
             ALASSO(model, exclude=wrong)
-    with pytest.raises(AlassoError, match=r"forget\(\) takes a parameter itself, as model\.head\.weight, not '0\.weight'"):
+    with pytest.raises(AlassoError, match="takes a parameter itself, as model"):
         ALASSO(model).forget("0.weight")
 
 

@@ -1,5 +1,6 @@
 """The probe: the batched measurement against the slow and obvious one, and the command from a result to its figures."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -125,6 +126,15 @@ def test_a_probe_does_not_write_over_that_of_another_run(tmp_path):
     with pytest.raises(AlassoError, match="is the probe of another run"):
         commands.probe(other, out=tmp_path / "probe", **quick)
     assert (tmp_path / "probe" / "probe.json").read_text() == before
+
+
+def test_without_matplotlib_nothing_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("alasso.report.probe.probe_first_task", None)  # not called
+    path = results.write(made_up("sgd", tasks=2, epochs=1, hidden=20), tmp_path)
+    with pytest.raises(AlassoError, match="figures need matplotlib: pip install"):
+        commands.probe(path, out=tmp_path / "probe", device="cpu")
+    assert not (tmp_path / "probe").exists()
 
 
 def test_wrong_plans_are_refused():

@@ -893,6 +893,9 @@ def test_parts_that_are_no_text_are_left_aside(tmp_path):
     with (tmp_path / "parts.csv").open("ab") as stream:
         stream.write(b"\xfa\xfb,\xfc\n")
     assert [row.part for row in timing.read_parts(tmp_path)] == ["a part"]
+    (tmp_path / "parts.csv").write_text("junk,junk\n1,2\n")
+    with pytest.raises(AlassoError, match="is no table of times: its first line is not part,device"):
+        timing.read_parts(tmp_path)
 
 
 def test_the_time_of_runs_that_diverged_is_counted_with_the_steps_they_made(tmp_path):
@@ -1444,6 +1447,23 @@ def test_a_study_of_ones_own_stays_away_from_the_papers_results():
     assert own == Places(Path("runs/mine"), Path("runs/mine/reproduction.md"), Path("runs/mine/report.html"))
     assert Places.chosen(True, None, None, None, Path("mine")).out == Path("runs/mine-quick")
     assert Places.chosen(False, Path("x"), None, None, Path("mine")).out == Path("x")
+    elsewhere = Places.chosen(False, Path("x"), None, None)
+    assert elsewhere == Places(Path("x"), Path("x/reproduction.md"), Path("x/report.html"))
+    assert Places.chosen(False, Path("results"), None, None) == Places.chosen(False, None, None, None)
+
+
+def test_a_folder_with_other_results_is_not_judged(tmp_path, monkeypatch, capsys):
+    results.write(result(experiment(runs={"si": {}}).config("si"), 0.5), tmp_path)
+    code, output, errors = command(["reproduce", "--judge", "--out", tmp_path], monkeypatch, capsys)
+    assert code == 2 and "holds no result of these experiments; name their folder with --out" in errors and not output
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_a_plan_says_that_there_is_no_folder_of_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "--plan", "--quick", "--only", "mnist-30", "--device", "cpu"]
+    code, output, errors = command(words, monkeypatch, capsys, width=200)
+    assert code == 0 and "There is no folder runs/quick here, so there is nothing to go on from" in output, errors
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,34 @@ def test_reader_refuses_what_it_does_not_know(tmp_path, content, message):
         results.read(tmp_path / "absent.json")
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"accuracy": [["0.9"], [0.8, 0.9]]}, "accuracy must be a list of lists of numbers"),
+        ({"accuracy": None}, "accuracy must be a list of lists of numbers"),
+        ({"ahead": "x"}, "ahead must be a list of numbers"),
+        ({"untrained": [True]}, "untrained must be a list of numbers"),
+        ({"peak_memory": None}, "peak_memory must be a number"),
+        ({"metrics": {"A": "0.9"}}, "metrics must be numbers, or null"),
+        ({"data": {"digits": 3}}, "data must name editions, which are texts"),
+        ({"environment": []}, "environment, data and metrics must be objects"),
+    ],
+)
+def test_a_result_with_texts_for_numbers_is_refused(changes, why, tmp_path):
+    path = results.write(finished(small("sgd")), tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(AlassoError, match=f"{path.name} is not a result of alasso: {why}"):
+        results.read(path)
+
+
+def test_the_commit_that_stands_in_for_a_copys_own_is_one(monkeypatch):
+    monkeypatch.setenv("ALASSO_COMMIT", "0123abc+")
+    assert results.commit() == "0123abc+"
+    monkeypatch.setenv("ALASSO_COMMIT", "HEAD")
+    with pytest.raises(AlassoError, match="ALASSO_COMMIT must be a commit, as git rev-parse HEAD gives it, not 'HEAD'"):
+        results.commit()
+
+
 def test_a_result_that_lost_rows_is_refused(tmp_path):
     result = finished(small("sgd"))
     path = results.write(replace(result, accuracy=result.accuracy[:2]), tmp_path)

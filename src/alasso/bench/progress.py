@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from alasso.bench.atomic import disk_errors_as_advice
 from alasso.errors import AlassoError, DivergedError
+from alasso.wording import to_install
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -214,7 +215,7 @@ class TensorBoardLog(Quiet):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise AlassoError("TensorBoard is not installed: pip install 'alasso[tensorboard]'") from error
+            raise AlassoError(f"TensorBoard is not installed: {to_install('tensorboard')}") from error
         self.writer: Any = SummaryWriter(str(folder))
         self.epochs = 0
 

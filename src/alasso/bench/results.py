@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -74,16 +75,41 @@ def read(path: Path) -> Result:
         raise AlassoError(f"{path} has a schema this version does not know; it reads schema {SCHEMA}")
     try:
         result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
+        check_kinds(result)
         metrics.lower_triangle(result.accuracy)
         check_length(result)
-        if not all(isinstance(part, dict) for part in (result.environment, result.data, result.metrics)):
-            raise AlassoError("environment, data and metrics must be objects")
         check_stack(result)
     except KeyError as error:
         raise AlassoError(f"{path} is not a result of alasso: it has no {error}") from error
     except (TypeError, AlassoError) as error:
         raise AlassoError(f"{path} is not a result of alasso: {error}") from error
     return result
+
+
+def check_kinds(result: Result) -> None:
+    """Numbers where numbers belong: what was edited by hand may hold texts in their place."""
+    if not all(isinstance(part, dict) for part in (result.environment, result.data, result.metrics)):
+        raise AlassoError("environment, data and metrics must be objects")
+    if not isinstance(result.accuracy, list) or not all(map(is_list_of_numbers, result.accuracy)):
+        raise AlassoError("accuracy must be a list of lists of numbers")
+    for name in ("ahead", "untrained"):
+        if not is_list_of_numbers(getattr(result, name)):
+            raise AlassoError(f"{name} must be a list of numbers")
+    for name in ("seconds", "peak_memory"):
+        if not is_number(getattr(result, name)):
+            raise AlassoError(f"{name} must be a number")
+    if not all(value is None or is_number(value) for value in result.metrics.values()):
+        raise AlassoError("metrics must be numbers, or null")
+    if not all(isinstance(edition, str) for edition in result.data.values()):
+        raise AlassoError("data must name editions, which are texts")
+
+
+def is_list_of_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_length(result: Result) -> None:
@@ -181,6 +207,8 @@ def commit() -> str | None:
     ``ALASSO_COMMIT`` stands in where the source is a copy without its history.
     """
     if given := os.environ.get("ALASSO_COMMIT"):
+        if not re.fullmatch(r"[0-9a-f]{7,40}\+?", given):
+            raise AlassoError(f"ALASSO_COMMIT must be a commit, as git rev-parse HEAD gives it, not {given!r}")
         return given
     source = Path(__file__).resolve().parent
     try:

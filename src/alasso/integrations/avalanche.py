@@ -11,12 +11,13 @@ from typing import Any
 
 from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
+from alasso.wording import to_install
 
 try:
     from avalanche.training.plugins import SupervisedPlugin
 except ImportError as error:
     raise ImportError(
-        "alasso.integrations.avalanche needs avalanche-lib (and torchvision): pip install 'alasso[avalanche]'"
+        f"alasso.integrations.avalanche needs avalanche-lib (and torchvision): {to_install('avalanche')}"
     ) from error
 
 

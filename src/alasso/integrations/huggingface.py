@@ -18,13 +18,12 @@ from alasso.errors import AlassoError
 from alasso.integrations import files
 from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
+from alasso.wording import to_install
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise ImportError(
-        "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
-    ) from error
+    raise ImportError(f"alasso.integrations.huggingface needs transformers: {to_install('huggingface')}") from error
 
 IGNORED = -100  # label of a position that has no part in the loss
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.shell import Head, Loader, Regularizer
+from alasso.wording import to_install
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise ImportError("alasso.integrations.lightning needs lightning: pip install 'alasso[lightning]'") from error
+    raise ImportError(f"alasso.integrations.lightning needs lightning: {to_install('lightning')}") from error
 
 
 class AlassoCallback(HasRegularizer, Callback):

@@ -20,11 +20,12 @@ from torch import nn
 from alasso.errors import AlassoError
 from alasso.regularizers import IMM
 from alasso.shell import Regularizer
+from alasso.wording import to_install
 
 try:
     from peft.tuners.lora import LoraLayer
 except ImportError as error:
-    raise ImportError("alasso.integrations.lora needs peft: pip install 'alasso[lora]'") from error
+    raise ImportError(f"alasso.integrations.lora needs peft: {to_install('lora')}") from error
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from alasso.report.figures import EVERY, bar_groups, decoupling_groups, group_li
 from alasso.report.groups import Array, Curve, Group
 from alasso.report.names import Look
 from alasso.report.sections import Section
+from alasso.wording import to_install
 
 HEIGHT = 340
 MARKERS = {
@@ -43,7 +44,7 @@ def bokeh() -> Any:
     try:
         import bokeh.plotting
     except ImportError as error:
-        raise AlassoError("the page needs bokeh: pip install 'alasso[report]'") from error
+        raise AlassoError(f"the page needs bokeh: {to_install('report')}") from error
     return bokeh.plotting
 
 

@@ -111,6 +111,7 @@ def probe(
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
     from alasso.bench.atomic import check_writable
+    from alasso.report.drawing import matplotlib
     from alasso.report.load import read_checked
     from alasso.report.probe import probe_first_task
     from alasso.report.probe_figures import write_probe
@@ -120,6 +121,7 @@ def probe(
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
     config = read_checked(result).config
     refuse_probe_of_another(out, config.to_json())
+    matplotlib()  # or it would be missed only after all is measured
     measured = probe_first_task(config, plan, data_dir=data_dir, device=device, say=say)
     for path in write_probe(measured, out):
         say(str(path))

@@ -13,6 +13,7 @@ from alasso.errors import AlassoError
 from alasso.report.groups import Array, Group, by_settings
 from alasso.report.names import Look, look_of, on_ramp, plain
 from alasso.report.sections import Section
+from alasso.wording import to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ def matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise AlassoError("figures need matplotlib: pip install 'alasso[report]'") from error
+        raise AlassoError(f"figures need matplotlib: {to_install('report')}") from error
     return matplotlib
 
 

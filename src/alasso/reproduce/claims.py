@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alasso.bench.config import nearest, read_toml
+from alasso.bench.results import is_number
 from alasso.errors import AlassoError
 from alasso.report.names import number
 from alasso.reproduce.computations import COMPUTATIONS, Finding, arguments_of, references_in
@@ -258,10 +259,6 @@ def check_kinds(name: object, raw: Mapping[str, Any]) -> None:
             raise AlassoError(f"{name}: {key} must be a number, not {raw[key]!r}")
     if all(key in raw for key in BARS) and raw["at_least"] > raw["at_most"]:
         raise AlassoError(f"{name}: no number is at least {raw['at_least']} and at most {raw['at_most']}")
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def tally(judged: Sequence[Judged]) -> dict[str, int]:

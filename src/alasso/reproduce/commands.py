@@ -50,11 +50,12 @@ def reproduce(
         bool, typer.Option("--judge", help="Run nothing: verdicts and the document from the results there are.")
     ] = False,
     document: Annotated[
-        Path | None, typer.Option(help="The document. Default: docs/reproduction.md; with --quick, beside the results.")
+        Path | None,
+        typer.Option(help="The document. Default: docs/reproduction.md; beside other results than those in results."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="The page. Default: runs/report.html; with --quick, beside the results; with --judge, none."),
+        typer.Option(help="The page. Default: runs/report.html; beside other results; with --judge, none."),
     ] = None,
     study: Annotated[
         Path | None, typer.Option(help="Experiments and claims of your own: a folder laid out as the paper's is.")
@@ -99,6 +100,8 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     carrying.check_networks(planned, work.experiments.values())
     estimate = work.estimate(planned, device, say)
     Console().print(show.plan_table(planned, estimate, work.chosen))
+    if not work.places.out.is_dir():
+        say(f"There is no folder {work.places.out} here, so there is nothing to go on from; --out names another.")
     say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
@@ -162,9 +165,12 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
 def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     """The verdict table, the document, the page."""
     from alasso.reproduce import show
+    from alasso.reproduce.claims import NOT_RUN
 
     evidence = work.evidence()
     judged = work.judged(evidence)
+    if judged and all(one.verdict == NOT_RUN for one in judged) and not evidence.by_hash:
+        raise AlassoError(f"{work.places.out} holds no result of these experiments; name their folder with --out")
     about = [one for one in judged if one.claim in work.claims_about_chosen()]
     console = Console()
     if about:

@@ -35,13 +35,13 @@ class Places:
     def chosen(
         quick: bool, out: Path | None, document: Path | None, report: Path | None, study: Path | None = None
     ) -> Places:
-        """The quick version, and a study of one's own, keep everything in one folder, away from the paper's."""
+        """The quick version, a study of one's own and results elsewhere keep all together, away from the paper's."""
         of_paper = study is None
         own = "quick" if study is None else f"{study.resolve().name}{'-quick' if quick else ''}"
         out = out or (Path("results") if of_paper and not quick else Path("runs") / own)
         beside = {"document": out / "reproduction.md", "report": out / "report.html"}
         usual = {"document": Path("docs/reproduction.md"), "report": Path("runs/report.html")}
-        where = usual if of_paper and not quick else beside
+        where = usual if out == Path("results") and of_paper and not quick else beside
         return Places(out, document or where["document"], report or where["report"])
 
     def refuse_mixture(self, work: Study) -> None:

@@ -25,6 +25,7 @@ from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.progress import Quiet
 from alasso.bench.results import Result, device_of
+from alasso.errors import AlassoError
 from alasso.reproduce.counting import (
     EXAMPLES,
     answers_of,
@@ -208,7 +209,12 @@ def read_parts(out: Path) -> list[Row]:
         return []
     rows = []
     with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        for raw in csv.DictReader(stream):
+        reader = csv.DictReader(stream)
+        if reader.fieldnames is not None and list(reader.fieldnames) != list(COLUMNS):
+            raise AlassoError(
+                f"{path} is no table of times: its first line is not {','.join(COLUMNS)}; delete the file"
+            )
+        for raw in reader:
             try:
                 rows.append(
                     Row(raw["part"], raw["device"], int(raw["runs"]), int(raw["steps"]), float(raw["seconds"]),
