@@ -22,6 +22,8 @@ def in_one_line(error: Any) -> str:
     """What is wrong, what was probably meant, and where to read more."""
     close = list(getattr(error, "possibilities", None) or [])  # the nearest first
     said = reworded(str(error.message if close else error.format_message()))
+    if said.startswith("missing argument"):
+        said += ", which comes before the options"  # those that take several values would take it for one of them
     if close:
         said += f"; did you mean {close[0]}?"
     context = getattr(error, "ctx", None)

@@ -260,7 +260,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     if not allowed:
         return "; it takes none"
-    close = [SHORT[name]] if SHORT.get(name) in allowed else difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    alike = difflib.get_close_matches(name.lower(), allowed, n=1, cutoff=0.5)
+    close = [SHORT[name]] if SHORT.get(name) in allowed else alike
     meant = f"; did you mean {close[0]!r}? There are" if close else "; there are"
     return f"{meant}: {', '.join(allowed)}"
 

@@ -93,7 +93,7 @@ def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
 def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]) -> Table:
     table = Table(title="To run", title_justify="left")
     table.add_column("part")
-    table.add_column("for")
+    table.add_column("for", overflow="fold")  # ids, which have to be typed
     for column in ("runs", "on the way", "there", "about"):
         table.add_column(column, justify="right", no_wrap=True)
     for part in plan.parts:
