@@ -124,6 +124,17 @@ def recorded(step: Step) -> Step:
     return graph.replay
 
 
+def report_ratios(name: str, title: str, columns: Sequence[str], times: Times, base: str, options: Any) -> None:
+    """A row for each case: its seconds, and its ratio to the base with the quartiles."""
+    medians = {case: statistics.median(of_case) for case, of_case in times.items()}
+    ratios = {case: ratio(times, case, base) for case in times}
+    rows = [
+        [case, f"{medians[case]:.3f}", f"{of['median']:.2f} ({of['low']:.2f} – {of['high']:.2f})"]
+        for case, of in ratios.items()
+    ]
+    report(name, title, columns, rows, {"seconds": medians, "ratios": ratios}, [], options)
+
+
 # -- what is left --------------------------------------------------------------------------------------------
 
 

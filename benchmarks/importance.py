@@ -8,10 +8,8 @@ takes the square, or the size, of every single sample's gradient, none of which 
 
 from __future__ import annotations
 
-import statistics
-
 import torch
-from common import Step, arguments, interleaved, network, parsed, ratio, report, training_step
+from common import Step, arguments, interleaved, network, parsed, report_ratios, training_step
 from torch import Tensor
 
 from alasso.importance import fisher, squared_output_norm
@@ -58,15 +56,8 @@ def main() -> None:
     for one in passes.values():
         one()
     times = interleaved(passes, options.rounds, options.device, untimed=0, timed=1)
-    medians = {name: statistics.median(of_case) for name, of_case in times.items()}
-    ratios = {name: ratio(times, name, EPOCH) for name in times}
-    rows = [
-        [name, f"{medians[name]:.3f}", f"{of['median']:.2f} ({of['low']:.2f} – {of['high']:.2f})"]
-        for name, of in ratios.items()
-    ]
     title = f"A pass over {options.samples:,} samples, 784-2000-2000-10, on {options.device}, {options.rounds} rounds"
-    record = {"seconds": medians, "ratios": ratios}
-    report("importance", title, ["pass", "s", "plain epochs (quartiles)"], rows, record, [], options)
+    report_ratios("importance", title, ["pass", "s", "plain epochs (quartiles)"], times, EPOCH, options)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ The network is the paper's, 784-2000-2000-10 with Gaussian weights; every answer
 
 from __future__ import annotations
 
-import statistics
-
 import torch
-from common import Step, arguments, interleaved, network, parsed, ratio, report
+from common import Step, arguments, interleaved, network, parsed, report_ratios
 from torch import Tensor, nn
 
 from alasso.bench.sampled_answers import SampledAnswers
@@ -49,15 +47,8 @@ def main() -> None:
     for one in ways.values():  # the first call of each, which makes the kernels, is not counted
         one()
     times = interleaved(ways, options.rounds, options.device, untimed=0, timed=1)
-    medians = {name: statistics.median(of_case) for name, of_case in times.items()}
-    ratios = {name: ratio(times, name, ONE_BY_ONE) for name in times}
-    rows = [
-        [name, f"{medians[name]:.3f}", f"{of['median']:.2f} ({of['low']:.2f} – {of['high']:.2f})"]
-        for name, of in ratios.items()
-    ]
     title = f"{options.examples:,} examples, {options.samples} samples of weights, 784-2000-2000-10, {options.device}"
-    record = {"seconds": medians, "ratios": ratios, "examples": options.examples, "samples": options.samples}
-    report("vcl_answers", title, ["answers", "s", "to sample by sample (quartiles)"], rows, record, [], options)
+    report_ratios("vcl_answers", title, ["answers", "s", "to sample by sample (quartiles)"], times, ONE_BY_ONE, options)
 
 
 if __name__ == "__main__":

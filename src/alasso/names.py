@@ -17,14 +17,20 @@ def named_weights(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[st
     """All of real numbers that no pattern leaves out, each once: named_parameters() names a tied parameter once."""
     for full_name, parameter in model.named_parameters():
         name = plain_name(full_name)
-        if parameter.is_floating_point() and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
+        if parameter.is_floating_point() and not is_left_out(name, exclude):
             yield name, parameter
+
+
+def is_left_out(name: str, exclude: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
 
 
 def patterns_of(exclude: object) -> tuple[str, ...]:
     """One pattern, several, or none."""
-    if exclude is None or isinstance(exclude, str):
-        return (exclude,) if exclude is not None else ()
+    if exclude is None:
+        return ()
+    if isinstance(exclude, str):
+        return (exclude,)
     patterns = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, nn.Module) else (exclude,)
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -37,7 +43,7 @@ def check_kinds(model: nn.Module, exclude: Sequence[str], stacklevel: int) -> No
     left = [
         (plain_name(name), parameter)
         for name, parameter in model.named_parameters()
-        if not any(fnmatch.fnmatchcase(plain_name(name), pattern) for pattern in exclude)
+        if not is_left_out(plain_name(name), exclude)
     ]
     for name, parameter in left:
         if isinstance(parameter, nn.parameter.UninitializedParameter):

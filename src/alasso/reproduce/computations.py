@@ -194,9 +194,8 @@ def probe_underestimated(
     for seed, measured in evidence.probes(of).items():
         unseen, true = on_unseen_side(measured, measured.changes(), at)
         _, guessed = on_unseen_side(measured, measured.surrogate(surrogate), at)
-        rises = unseen & (
-            true > rise * measured.losses[0][measured.middle]
-        )  # the same loss, whichever weight will move
+        at_rest = measured.losses[0][measured.middle]  # the same, whichever weight is to move
+        rises = unseen & (true > rise * at_rest)
         found[seed] = guessed[rises] < true[rises]
     return share_of_weights(found)
 
