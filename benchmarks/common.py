@@ -124,8 +124,16 @@ def recorded(step: Step) -> Step:
     return graph.replay
 
 
-def report_ratios(name: str, title: str, columns: Sequence[str], times: Times, base: str, options: Any) -> None:
-    """A row for each case: its seconds, and its ratio to the base with the quartiles."""
+def compare(
+    name: str, title: str, columns: Sequence[str], cases: Mapping[str, Step], base: str, options: argparse.Namespace
+) -> None:
+    """Time all cases and report a row for each: its seconds, and its ratio to the base with the quartiles.
+
+    The first call of each, which sets up what later ones find there, is not counted.
+    """
+    for step in cases.values():
+        step()
+    times = interleaved(cases, options.rounds, options.device, untimed=0, timed=1)
     medians = {case: statistics.median(of_case) for case, of_case in times.items()}
     ratios = {case: ratio(times, case, base) for case in times}
     rows = [

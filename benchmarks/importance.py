@@ -9,7 +9,7 @@ takes the square, or the size, of every single sample's gradient, none of which 
 from __future__ import annotations
 
 import torch
-from common import Step, arguments, interleaved, network, parsed, report_ratios, training_step
+from common import Step, arguments, compare, network, parsed, training_step
 from torch import Tensor
 
 from alasso.importance import fisher, squared_output_norm
@@ -52,12 +52,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=60_000)
     options = parsed(parser)
     passes = cases(data(options.samples, options.device), options.device)
-    # The first call of each, which sets up what later ones find there, is not counted.
-    for one in passes.values():
-        one()
-    times = interleaved(passes, options.rounds, options.device, untimed=0, timed=1)
     title = f"A pass over {options.samples:,} samples, 784-2000-2000-10, on {options.device}, {options.rounds} rounds"
-    report_ratios("importance", title, ["pass", "s", "plain epochs (quartiles)"], times, EPOCH, options)
+    compare("importance", title, ["pass", "s", "plain epochs (quartiles)"], passes, EPOCH, options)
 
 
 if __name__ == "__main__":

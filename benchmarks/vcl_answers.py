@@ -8,7 +8,7 @@ The network is the paper's, 784-2000-2000-10 with Gaussian weights; every answer
 from __future__ import annotations
 
 import torch
-from common import Step, arguments, interleaved, network, parsed, report_ratios
+from common import Step, arguments, compare, network, parsed
 from torch import Tensor, nn
 
 from alasso.bench.sampled_answers import SampledAnswers
@@ -44,11 +44,8 @@ def main() -> None:
     model = vcl.convert(network(*SIZES, device=options.device)).eval()
     x = torch.rand(options.examples, SIZES[0], generator=torch.Generator().manual_seed(0)).to(options.device)
     ways = cases(model, x, options.samples)
-    for one in ways.values():  # the first call of each, which makes the kernels, is not counted
-        one()
-    times = interleaved(ways, options.rounds, options.device, untimed=0, timed=1)
     title = f"{options.examples:,} examples, {options.samples} samples of weights, 784-2000-2000-10, {options.device}"
-    report_ratios("vcl_answers", title, ["answers", "s", "to sample by sample (quartiles)"], times, ONE_BY_ONE, options)
+    compare("vcl_answers", title, ["answers", "s", "to sample by sample (quartiles)"], ways, ONE_BY_ONE, options)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ class Range(NamedTuple):
 
 
 LARGEST = 3.4e38  # what is more is infinite in float32, in which settings are used
-SMALLEST = 1e-30  # what is less is nothing there
+SMALLEST = 1e-30  # what is less is as good as nothing there
 #: Of settings that are not just zero or more.
 RANGES = {
     "initial_logvar": Range(-50, 50),
