@@ -69,9 +69,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for title, modules in API.items():
         known = there(config, modules)
         if known:
-            content = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in known)
+            content = f"# {title}\n\n" + "\n\n".join(map(shown, known))
             files.append(File.generated(config, api_path(title), content=content + "\n"))
     return files
+
+
+def shown(name: str) -> str:
+    """A module, or a class with all it has from those it is made of."""
+    is_class = name.rpartition(".")[2][0].isupper()
+    return f"::: {name}" + ("\n    options:\n      inherited_members: true" if is_class else "")
 
 
 def api_path(title: str) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -187,6 +188,30 @@ def test_every_option_does_what_it_does_in_torch(everything_fits, name, options,
     assert_same_run(ours_run, theirs_run, rtol=1e-7, atol=1e-12)
     assert optimizer.state_dict()["param_groups"] == their_optimizer.state_dict()["param_groups"]
     assert any(known.name.startswith("one_pass") for known in kernels._known.values())
+
+
+def test_a_constant_changed_in_the_middle_of_a_task_holds_from_the_next_step_on(everything_fits, monkeypatch):
+    def weights_after(one_pass):
+        if not one_pass:
+            monkeypatch.setitem(kernels.WORTH_COMPILING, "cpu", math.inf)
+        model = mlp(6, 12, 4, dtype=torch.float64)
+        model.load_state_dict(start)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        reg = ALASSO(model, xi=1e-3).attach(optimizer)
+        run(model, optimizer, tasks[0])
+        reg.consolidate()
+        run(model, optimizer, tasks[1][:4])
+        before = reg.penalty().item()
+        reg.c = 50.0
+        run(model, optimizer, tasks[1][4:])
+        assert reg.penalty().item() / 50 < before  # the stiffer springs have pulled
+        return weights(model)
+
+    tasks, start = toy_tasks(2, dtype=torch.float64), mlp(6, 12, 4, dtype=torch.float64).state_dict()
+    in_one_pass = weights_after(True)
+    assert any(known.name.startswith("one_pass") for known in kernels._known.values())
+    for ours, theirs in zip(in_one_pass, weights_after(False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_groups_schedulers_frozen_and_excluded_parameters(everything_fits):

@@ -1,9 +1,9 @@
-"""The shell around the maths: keeps each parameter's state, attaches to optimizers, consolidates, saves and loads."""
+"""The shell around the maths: attaches to optimizers, consolidates, saves and loads."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
@@ -12,19 +12,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
-from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
+from alasso.keeping import KeepsStates
 from alasso.methods.surrogate import Surrogate
-from alasso.names import check_kinds, check_patterns, named_weights, patterns_of, plain_name, unwrapped
+from alasso.names import named_weights
 from alasso.objectives import Loss
-from alasso.ranks import as_sharded, total_of
+from alasso.ranks import total_of
 from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
-from alasso.settings import WithSettings
-from alasso.sharding import gather_no_more, local
-from alasso.sightings import Past, Sightings
+from alasso.sharding import local
 from alasso.soundness import check_importance
-from alasso.states import grown, moved_like, state_dtype
 from alasso.unseen import count_unseen_steps, warn_of_untrained
 from alasso.wording import count_of
 
@@ -33,11 +30,7 @@ Head = Callable[[Any], Tensor]
 Measure = Literal["fisher", "mas"]
 
 
-NOT_PROTECTED = "this parameter is not protected; pass one of the regularizer's own model"
-NO_PARAMETER = "forget() takes a parameter itself, as model.head.weight, not {!r:.40}"
-
-
-class Regularizer(WithSettings):
+class Regularizer(KeepsStates):
     """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS.
 
     ``exclude`` holds shell-style patterns of parameter names that are left alone (``"head.*"``). Parameters that are
@@ -45,27 +38,12 @@ class Regularizer(WithSettings):
     """
 
     method: ClassVar[str]
-    anchors_are_weights: ClassVar[bool] = True  # whether the model ends a task at its anchors
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str] = ()) -> None:
-        if not isinstance(model, nn.Module):
-            raise AlassoError(f"{type(self).__name__} takes the model itself, an nn.Module, not {type(model).__name__}")
-        self.model = unwrapped(model)
-        self.surrogate = surrogate
-        self.exclude = patterns_of(exclude)
-        self.tasks = 0  # consolidated so far
-        self.steps = 0  # optimizer steps observed since the last consolidation
-        self.unseen_steps = 0  # and those of optimizers that were not attached
+        super().__init__(model, surrogate, exclude)
+        self.unseen_steps = 0  # since the last consolidation, of optimizers that were not attached
         self.penalty_was_taken = False  # since then, to be added to a loss by hand
-        self._states: dict[str, Any] = {}
-        self._names: dict[int, str] = {}
-        self._sightings = Sightings()
-        self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
-        self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
         self._attachments: list[Exchange] = []
-        check_patterns(self.model, self.exclude)
-        check_kinds(self.model, self.exclude, stacklevel=4)
-        self.refresh()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
@@ -239,18 +217,6 @@ class Regularizer(WithSettings):
                 stacklevel=2,
             )
 
-    def importance(self) -> dict[str, Tensor]:
-        """{parameter name: Ω}, never negative; sharded as the parameters are."""
-        return self._field("omega")
-
-    def anchor(self) -> dict[str, Tensor]:
-        """{parameter name: θ̂}, the weights that the penalty pulls towards; sharded as the parameters are."""
-        return self._field("anchor")
-
-    def _field(self, field: str) -> dict[str, Tensor]:
-        parameters = dict(self.protected())
-        return {name: as_sharded(getattr(state, field), parameters.get(name)) for name, state in self._states.items()}
-
     # -- saving ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,136 +256,12 @@ class Regularizer(WithSettings):
         self.unseen_steps = saved.get("unseen_steps", 0)
         self.refresh()
 
-    def settings_changed(self) -> None:
-        self.forget_stiffness()
-        self._forget_passes()
-
-    # -- the state of single parameters ----------------------------------------------------------------------
-
-    def refresh(self) -> None:
-        """Look at the model again: parameters may have been added, unfrozen, or replaced by larger ones."""
-        gather_no_more(self.model)
-        named = dict(named_weights(self.model, self.exclude))
-        self._sightings.look(named, self._past_of)
-        self._names = {id(parameter): name for name, parameter in named.items()}
-        for name, parameter in self.protected():
-            self.state_of(name, parameter)
-
-    def _past_of(self, name: str) -> Past | None:
-        state = self._states.get(name)
-        if self.tasks == 0 or state is None:
-            return None
-        return Past(state.omega, state.anchor if self.anchors_are_weights and self.steps == 0 else None)
-
-    def protected(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(name, parameter) of every parameter that has, or can have, a state."""
-        for name, parameter in self.model.named_parameters():
-            known = self._names.get(id(parameter))
-            if known is not None and (parameter.requires_grad or plain_name(name) in self._states):
-                yield known, parameter
-
-    def name_of(self, parameter: nn.Parameter) -> str | None:
-        """Name under which this parameter is protected, None if it is not."""
-        return self._names.get(id(parameter))
-
-    def state_of(self, name: str, parameter: nn.Parameter) -> Any:
-        """The parameter's state, made at first sight, and brought to where and how large the parameter is now."""
-        state = self._states.get(name)
-        theta = local(parameter)
-        if (
-            state is not None
-            and state.anchor.shape == theta.shape
-            and state.anchor.device == theta.device
-            and state.anchor.dtype == state_dtype(theta)
-        ):
-            return state
-        return self._new_state_of(name, parameter)
-
-    @torch.inference_mode(False)  # whoever asks: the state is written to at steps to come
-    @torch.no_grad()
-    def _new_state_of(self, name: str, parameter: nn.Parameter) -> Any:
-        theta = local(parameter)
-        state = self._states.get(name)
-        if state is None:
-            state = self._states[name] = self.surrogate.init(self._theta(parameter))
-        if state.anchor.shape != theta.shape and state.anchor.shape == parameter.shape:
-            # The model was sharded since.
-            state = self._states[name] = type(state)(*(from_saved(t, parameter) for t in state))
-        if state.anchor.shape != theta.shape:
-            state = self._states[name] = grown(self.surrogate, name, state, self._theta(parameter))
-        if state.anchor.device != theta.device or state.anchor.dtype != state_dtype(theta):
-            state = self._states[name] = moved_like(state, theta)
-        return state
-
-    def stiffness_of(self, name: str, state: Any) -> tuple[Tensor, Tensor]:
-        """The state's stiffness, which does not change within a task: worked out once, 4 or 8 bytes a weight."""
-        kept = self._stiffness.get(name)
-        if kept is None or kept[0] is not state:
-            kept = self._stiffness[name] = (state, self.surrogate.stiffness(state))
-        return kept[1]
-
-    def adopt(self, name: str, state: Any) -> None:
-        """This is the parameter's state from now on, in these very tensors."""
-        self._states[name] = state
-        self._forget_passes()
+    # -- what hangs on the states ----------------------------------------------------------------------------
 
     def _forget_passes(self) -> None:
         for attachment in self._attachments:
             attachment.forget()
 
-    def forget_stiffness(self) -> None:
-        """Give up what :meth:`stiffness_of` keeps."""
-        self._stiffness.clear()
-
-    def surrogate_on(self, device: torch.device, dtype: torch.dtype) -> Any:
-        """The surrogate with its settings as tensors, as compiled passes take them."""
-        kept = self._surrogate_on.get((device, dtype))
-        if kept is None or kept[0] is not self.surrogate:
-            kept = (self.surrogate, kernels.with_tensor_settings(self.surrogate, device, dtype))
-            if not kernels.is_being_recorded(device):
-                self._surrogate_on[device, dtype] = kept
-        return kept[1]
-
     def reanchor(self) -> None:
-        """Before the very first step there is no past: the path begins at the weights as they are now."""
         self.unseen_steps = 0
-        for name, parameter in self.protected():
-            self._states[name] = self.surrogate.init(self._theta(parameter))
-
-    def shift_anchor(self, parameter: nn.Parameter, by: Tensor) -> None:
-        """The caller gave this parameter another origin, θ → θ + ``by``, that changes nothing: memory goes along."""
-        name, state = self._known(parameter)
-        self.adopt(name, state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype)))
-
-    def forget(self, parameter: nn.Parameter) -> None:
-        """This parameter no longer matters to what was learned: it starts again, without a past.
-
-        It may be one that has just taken the place of another, of any shape.
-        """
-        name = next((name for name, own in named_weights(self.model, self.exclude) if own is parameter), None)
-        if name is None or not (parameter.requires_grad or name in self._states):
-            raise AlassoError(NOT_PROTECTED if isinstance(parameter, nn.Parameter) else NO_PARAMETER.format(parameter))
-        # This one alone is looked at again: others of the same layer may be about to be forgotten, too.
-        self._names[id(parameter)] = name
-        self._sightings.note(name, parameter)
-        self.adopt(name, self.surrogate.init(self._theta(parameter)))
-
-    def _known(self, parameter: nn.Parameter) -> tuple[str, Any]:
-        name = self.name_of(parameter)
-        if name is None or name not in self._states:
-            raise AlassoError(NOT_PROTECTED)
-        return name, self.state_of(name, parameter)
-
-    def _theta(self, parameter: nn.Parameter) -> Tensor:
-        theta = local(parameter).detach()
-        return theta.to(state_dtype(theta))
-
-    # -- copies ----------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but what is known of the model by where it lies: a copy, or one from a file, looks at its own."""
-        return {**self.__dict__, "_names": {}, "_sightings": Sightings()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.refresh()
+        super().reanchor()
