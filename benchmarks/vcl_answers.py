@@ -1,4 +1,4 @@
-"""What VCL's answers to test examples cost: sample by sample, in lots that share the first layer, and compiled.
+"""What VCL's answers to test examples cost: sample by sample, in lots, in lots that share the first layer, compiled.
 
     python benchmarks/vcl_answers.py [--device cuda --rounds 5 --examples 10000 --samples 100]
 
@@ -27,13 +27,23 @@ def cases(model: nn.Module, x: Tensor, samples: int) -> dict[str, Step]:
 
     @torch.no_grad()
     def in_lots() -> None:
+        counts = vcl.counts_at_once(samples, len(x), vcl.ROWS_AT_ONCE)
+        sum(vcl.sum_of_copies(model(vcl.repeated(x, count)).softmax(-1), count) for count in counts) / samples
+
+    @torch.no_grad()
+    def in_lots_that_share() -> None:
         vcl.predict(model, x, samples)
 
     @torch.no_grad()
     def in_compiled_lots() -> None:
         compiled(model, x, slice(0, SIZES[-1]))
 
-    return {ONE_BY_ONE: one_by_one, "vcl.predict": in_lots, "compiled, as in runs on a GPU": in_compiled_lots}
+    return {
+        ONE_BY_ONE: one_by_one,
+        "in lots, nothing shared": in_lots,
+        "vcl.predict": in_lots_that_share,
+        "compiled, as in runs on a GPU": in_compiled_lots,
+    }
 
 
 def main() -> None:
