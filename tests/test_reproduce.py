@@ -139,6 +139,25 @@ def test_best_spread_and_gain():
     assert computed("gain_of_best", known, among=["x/ewc", "x/alasso"], less="x/si").value == pytest.approx(0.4)
 
 
+def test_the_best_is_picked_over_the_seeds_that_all_have_and_judged_by_all_of_its_own():
+    known = evidence({"si": [0.5, 0.3], "ewc": [0.8], "alasso": [0.9, 0.5]})
+    three = ["x/si", "x/ewc", "x/alasso"]
+    found = computed("best", known, among=three)
+    assert (found.note, found.value, found.seeds) == ("best: alasso", pytest.approx(0.7), 2)
+    found = computed("gain_of_best", known, among=three[1:], less="x/si")
+    assert (found.note, found.value, found.seeds) == ("best: alasso", pytest.approx(0.3), 2)
+    found = computed("gap_to_best_other", known, of="x/si", others=three[1:])
+    assert (found.note, found.value, found.seeds) == ("best other: alasso", pytest.approx(-0.3), 2)
+    found = computed("gap_to_least_other", known, of="x/alasso", others=three[:2], measure="A")
+    assert (found.note, found.value, found.seeds) == ("least other: si", pytest.approx(-0.3), 2)
+    found = computed("spread", known, over=three)
+    assert (found.note, found.value, found.seeds) == ("from si to alasso", pytest.approx(0.3), 2)
+    found = computed("order", known, rising=[["x/ewc"], ["x/alasso"], ["x/si"]])
+    assert (found.note, found.value, found.seeds) == ("smallest step: alasso → si", pytest.approx(-0.3), 2)
+    found = computed("largest_deviation", known, table={"x/si": 0.1, "x/ewc": 0.75})
+    assert (found.note, found.value, found.seeds) == ("si: 0.400, ewc: 0.800", pytest.approx(0.3), 2)
+
+
 def test_largest_deviation_from_a_table():
     found = computed("largest_deviation", evidence({"si": [0.5], "ewc": [0.6]}), table={"x/si": 0.52, "x/ewc": 0.55})
     assert found.value == pytest.approx(0.05) and found.note == "si: 0.500, ewc: 0.600"

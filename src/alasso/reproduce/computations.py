@@ -1,8 +1,8 @@
 """How a claim's number is computed from results: a few named functions, and nothing that runs text as code.
 
-Each takes the evidence and the arguments that the claim's file gives, and returns a :class:`Finding`. Where several
-runs are compared, they are compared seed by seed, over the seeds that all of them have; which run is the best or the
-worst of several is decided by the means, so that no seed picks its own winner.
+Each takes the evidence and the arguments that the claim's file gives, and returns a :class:`Finding`. Two runs are
+compared seed by seed, over the seeds that both have. Which run is the best or the worst of several is decided by the
+means over the seeds that all have, so that no seed picks its own winner; the winner then counts with all its seeds.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def gap_to_best_other(evidence: Evidence, *, of: str, others: Sequence[str], mea
     """How far a run lies above the best of others."""
     values = evidence.values([of, *others], measure)
     best = max(others, key=lambda ref: average(values[ref]))
-    return over_seeds(minus(values[of], values[best]), f"best other: {run_name(best)}")
+    return replace(difference(evidence, of=of, less=best, measure=measure), note=f"best other: {run_name(best)}")
 
 
 def gap_to_least_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str) -> Finding:
     """How far a run lies below the least of others, for measures of which less is better."""
     values = evidence.values([of, *others], measure)
     least = min(others, key=lambda ref: average(values[ref]))
-    return over_seeds(minus(values[least], values[of]), f"least other: {run_name(least)}")
+    return replace(difference(evidence, of=least, less=of, measure=measure), note=f"least other: {run_name(least)}")
 
 
 def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str = "A") -> Finding:
@@ -96,37 +96,39 @@ def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str =
     values = evidence.values([ref for level in rising for ref in level], measure)
     steps = [(low, high) for n, level in enumerate(rising[1:]) for low in rising[n] for high in level]
     low, high = min(steps, key=lambda pair: average(values[pair[1]]) - average(values[pair[0]]))
-    return over_seeds(minus(values[high], values[low]), f"smallest step: {run_name(low)} → {run_name(high)}")
+    step = difference(evidence, of=high, less=low, measure=measure)
+    return replace(step, note=f"smallest step: {run_name(low)} → {run_name(high)}")
 
 
 def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Finding:
     """The best of several runs."""
     values = evidence.values(among, measure)
     top = max(among, key=lambda ref: average(values[ref]))
-    return over_seeds(values[top], f"best: {run_name(top)}")
+    return replace(mean(evidence, of=top, measure=measure), note=f"best: {run_name(top)}")
 
 
 def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Finding:
     """The best less the worst of several runs."""
     values = evidence.values(over, measure)
     low, high = (pick(over, key=lambda ref: average(values[ref])) for pick in (min, max))
-    return over_seeds(minus(values[high], values[low]), f"from {run_name(low)} to {run_name(high)}")
+    found = difference(evidence, of=high, less=low, measure=measure)
+    return replace(found, note=f"from {run_name(low)} to {run_name(high)}")
 
 
 def gain_of_best(evidence: Evidence, *, among: Sequence[str], less: str, measure: str = "A") -> Finding:
     """The best of several runs less another one."""
     values = evidence.values([*among, less], measure)
     top = max(among, key=lambda ref: average(values[ref]))
-    return over_seeds(minus(values[top], values[less]), f"best: {run_name(top)}")
+    return replace(difference(evidence, of=top, less=less, measure=measure), note=f"best: {run_name(top)}")
 
 
 def largest_deviation(evidence: Evidence, *, table: Mapping[str, float], measure: str = "A") -> Finding:
     """How far the run that lies farthest from the paper's table lies from it."""
-    values = evidence.values(list(table), measure)
-    worst = max(table, key=lambda ref: abs(average(values[ref]) - table[ref]))
-    found = over_seeds(values[worst])
-    shown = ", ".join(f"{run_name(ref)}: {average(values[ref]):.3f}" for ref in table)
-    return Finding(abs(found.value - table[worst]), found.deviation, found.seeds, shown)
+    evidence.values(list(table), measure)  # says what is missing, all of it
+    found = {ref: mean(evidence, of=ref, measure=measure) for ref in table}
+    worst = max(table, key=lambda ref: abs(found[ref].value - table[ref]))
+    shown = ", ".join(f"{run_name(ref)}: {of_run.value:.3f}" for ref, of_run in found.items())
+    return replace(found[worst], value=abs(found[worst].value - table[worst]), note=shown)
 
 
 def smaller_loss(
