@@ -292,6 +292,8 @@ def test_tied_weights_are_protected_once():
     run(model, optimizer, TASKS[0])
     reg.consolidate()
     assert set(reg.importance()) == {"first.weight", "first.bias", "second.bias"}
+    assert set(ALASSO(model, exclude="second.*").importance()) == {"first.bias"}  # the weight is one of them
+    assert set(ALASSO(model, exclude="second.weight").importance()) == {"first.bias", "second.bias"}
     run(model, optimizer, TASKS[1])
     by_hand = sum(
         float(reg.surrogate.penalty(p.detach(), reg.state_of(name, p))) for name, p in model.named_parameters()
@@ -424,7 +426,64 @@ def test_compiled_model_shares_names_with_the_plain_one():
     assert set(ALASSO(compiled).anchor()) == set(ALASSO(model).anchor())
 
 
+class HalvesGradients(torch.optim.SGD):
+    """As optimizers do that clip or centre gradients themselves: in place."""
+
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+        super().step()
+        return loss
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_what_an_optimizer_does_to_gradients_within_its_step_counts_and_does_not_reach_the_path(with_closure):
+    """Half the gradient at twice the rate: all the same, the penalty's share included."""
+    plain = mlp(6, 12, 4)
+    halved = copy.deepcopy(plain)
+    trained = []
+    for model, optimizer in (
+        (plain, torch.optim.SGD(plain.parameters(), lr=0.05)),
+        (halved, HalvesGradients(halved.parameters(), lr=0.1)),
+    ):
+        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        paths = []
+        for task in TASKS:
+            for batch in task:
+                if with_closure:
+                    optimizer.step(closure_for(model, optimizer, batch))
+                else:
+                    step(model, optimizer, batch)
+            assert reg.steps == len(task)
+            paths += [tensors["path"] for tensors in reg.state_dict()["parameters"].values()]
+            reg.consolidate()
+        trained.append([*weights(model), *paths])
+    for expected, found in zip(*trained, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 # -- mixed precision -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.parametrize("attach", [False, True])
+def test_a_fused_optimizer_leaves_gradients_unscaled_with_the_library_and_without(attach, infinite):
+    torch.manual_seed(0)
+    model = mlp(6, 12, 4)
+    optimizer = adam(model, fused=True)
+    if attach:
+        ALASSO(model).attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x, y = TASKS[0][0]
+    loss = nn.functional.cross_entropy(model(x), y)
+    expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    (scaler.scale(loss) * (float("inf") if infinite else 1.0)).backward()
+    scaled = [p.grad.clone() for p in model.parameters()]
+    scaler.step(optimizer)
+    for p, g in zip(model.parameters(), scaled if infinite else expected, strict=True):
+        torch.testing.assert_close(p.grad, g, equal_nan=True)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -599,6 +658,23 @@ def test_a_constant_is_an_attribute_that_can_be_changed_between_steps(kind, name
     assert getattr(reg, name) == 3 * value
     with pytest.raises(AttributeError, match="has no attribute 'strength'"):
         _ = reg.strength
+
+
+@pytest.mark.parametrize(
+    ("kind", "slip", "said"),
+    [
+        (ALASSO, "Xi", r"ALASSO has no constant 'Xi'; did you mean xi\? It has a, c, a_prime, c_prime, epsilon"),
+        (ALASSO, "epsilon_prim", r"did you mean epsilon_prime\?"),
+        (ALASSO, "lam", "ALASSO has no constant 'lam'; it has a, c"),
+        (SI, "a", "SI has no constant 'a'; it has c, xi$"),
+        (MAS, "C", "MAS has no constant 'C'; it has lam$"),
+    ],
+)
+def test_a_slip_in_a_constants_name_is_no_attribute(kind, slip, said):
+    reg = kind(mlp(6, 4))
+    with pytest.raises(AlassoError, match=said):
+        setattr(reg, slip, 0.01)
+    reg.note = "an attribute of one's own is none"
 
 
 @pytest.mark.parametrize("kind", [ALASSO, SI, EWC, MAS])

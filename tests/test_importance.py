@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from alasso import EWC, IMM, OnlineEWC, importance_pass
 from alasso.errors import AlassoError
@@ -29,7 +30,8 @@ def _gradients(value: Tensor, model: nn.Module) -> dict[str, Tensor]:
 
 
 def reference_fisher(model: nn.Module, x: Tensor, y: Tensor, labels: str, head: Head = _identity) -> dict[str, Tensor]:
-    model = copy.deepcopy(model).eval()
+    was_training = model.training
+    model.eval()
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
     for i in range(len(x)):
         log_p = F.log_softmax(head(model(x[i : i + 1])), dim=1)[0]
@@ -39,16 +41,19 @@ def reference_fisher(model: nn.Module, x: Tensor, y: Tensor, labels: str, head: 
             if weight > 0:
                 for name, gradient in _gradients(log_p[c], model).items():
                     total[name] += weight * gradient**2
+    model.train(was_training)
     return {name: value / len(x) for name, value in total.items()}
 
 
 def reference_mas(model: nn.Module, x: Tensor, head: Head = _identity) -> dict[str, Tensor]:
-    model = copy.deepcopy(model).eval()
+    was_training = model.training
+    model.eval()
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
     for i in range(len(x)):
         output = head(model(x[i : i + 1]))
         for name, gradient in _gradients(output[output > -torch.inf].square().sum(), model).items():
             total[name] += gradient.abs()
+    model.train(was_training)
     return {name: value / len(x) for name, value in total.items()}
 
 
@@ -181,6 +186,14 @@ def parametrized() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3))
 
 
+def pruned() -> nn.Module:
+    """Weights that are made from others, under other names, before every call."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    prune.random_unstructured(model[0], "weight", 0.4)
+    prune.random_unstructured(model[2], "bias", 0.4)
+    return model
+
+
 def overridden() -> nn.Module:
     return nn.Sequential(OwnForward(5, 4), nn.Linear(4, 3))
 
@@ -239,6 +252,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "branching": (Branching, (5,)),
     "own-forward": (overridden, (5,)),
     "parametrized": (parametrized, (5,)),
+    "pruned": (pruned, (5,)),
 }
 
 

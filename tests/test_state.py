@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import alasso.optim
 from alasso import ALASSO, EWC, MAS, SI, AlassoError, OnlineEWC
 
 from helpers import mlp, run, same, toy_tasks, weights
@@ -47,6 +48,54 @@ def test_a_run_saved_in_the_middle_of_a_task_goes_on_bit_for_bit(kind, tmp_path)
         end_of_task(r, TASKS[2])
     assert same(weights(model), weights(other))
     assert same(reg.importance().values(), other_reg.importance().values())
+
+
+@pytest.mark.parametrize("kind", [ALASSO, SI, OnlineEWC, MAS])
+@pytest.mark.parametrize("optimizer_kind", [torch.optim.Adam, torch.optim.RMSprop, alasso.optim.Adam])
+def test_a_past_without_the_weights_it_is_of_is_warned_of_at_the_first_step(kind, optimizer_kind, recwarn):
+    model = mlp(6, 12, 4)
+    optimizer = optimizer_kind(model.parameters(), lr=5e-3)
+    reg = kind(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    end_of_task(reg, TASKS[0])
+
+    def goes_on(change, past):
+        other = mlp(6, 12, 4)
+        other_optimizer = optimizer_kind(other.parameters(), lr=5e-3)
+        other_reg = kind(other).attach(other_optimizer)
+        other_reg.load_state_dict(past)
+        change(other)
+        recwarn.clear()
+        run(other, other_optimizer, TASKS[1])
+        return [str(one.message) for one in recwarn]
+
+    said = goes_on(lambda other: None, reg.state_dict())
+    assert len(said) == 1 and "load the model's own weights, too" in said[0]
+    assert goes_on(lambda other: other.load_state_dict(model.state_dict()), reg.state_dict()) == []
+
+    def with_a_new_head(other):
+        other.load_state_dict({**model.state_dict(), "2.weight": torch.randn(4, 12), "2.bias": torch.randn(4)})
+
+    assert goes_on(with_a_new_head, reg.state_dict()) == []
+    run(model, optimizer, TASKS[1])  # in the middle of a task, weights are elsewhere
+    assert goes_on(lambda other: None, reg.state_dict()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_from_before_layers_were_frozen_comes_back_in_a_model_that_has_them_frozen(kind):
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = kind(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    end_of_task(reg, TASKS[0])
+    model[0].requires_grad_(False)
+    other = mlp(6, 12, 4)
+    other.load_state_dict(model.state_dict())
+    other[0].requires_grad_(False)
+    other_reg = kind(other)
+    other_reg.load_state_dict(reg.state_dict())
+    assert set(other_reg.importance()) == set(reg.importance()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert same(other_reg.importance().values(), reg.importance().values())
 
 
 @pytest.mark.parametrize("kind", [EWC, OnlineEWC])

@@ -559,6 +559,24 @@ def test_copies_know_their_own_model(copied):
     assert (its_reg.tasks, reg.tasks) == (2, 1)
 
 
+@pytest.mark.parametrize("make", [partial(ALASSO, c=100.0), partial(EWC, lam=1e4)])
+@pytest.mark.parametrize("optimizer_kind", [torch.optim.SGD, alasso.optim.SGD])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda all_three: pickle.loads(pickle.dumps(all_three))])
+def test_a_copy_made_while_attached_is_attached_again_and_trains_as_the_first_one(make, optimizer_kind, copied):
+    model = mlp(6, 5, 4)
+    optimizer = optimizer_kind(model.parameters(), lr=0.01)
+    reg = make(model).attach(optimizer)
+    run(model, optimizer, BATCHES)
+    reg.consolidate(BATCHES)
+    other, its_optimizer, its_reg = copied((model, optimizer, reg))
+    assert reg.is_attached and not its_reg.is_attached
+    its_reg.attach(its_optimizer)
+    for m, o in ((model, optimizer), (other, its_optimizer)):
+        run(m, o, BATCHES[:5])
+    assert its_reg.steps == reg.steps == 5
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
 def test_an_excluded_head_may_be_replaced():
     model = mlp(6, 5, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

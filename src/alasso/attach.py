@@ -7,7 +7,8 @@ A step with an attached regularizer:
     after    ω −= task gradient · (θ − θ before);  p.grad ← the task's gradient again
 
 So ω sees the gradient of the task's loss alone and the move that was really made, and code that looks at ``p.grad``
-between steps, or goes on accumulating into it, finds what it would find without the library.
+between steps, or goes on accumulating into it, finds what it would find without the library. What an optimizer of one's
+own does to ``p.grad`` within its step, which may be anything, it does to that tensor, and the task's gradient stays.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Exchange:
         self._held: dict[str, ref[nn.Parameter]] = {}  # what the optimizer had under these names when last noted
         self._foreign: set[int] = set()
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
+        self._leaves_gradients = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
 
     @property
     def is_open(self) -> bool:
@@ -104,6 +106,7 @@ class Exchange:
         regularizer = self.regularizer
         if regularizer.tasks == 0 and regularizer.steps == 0:
             regularizer.reanchor()
+        regularizer.compare_weights()
 
     def _open_parameter(self, name: str, parameter: nn.Parameter, to_objective: float | Tensor | None) -> None:
         task_grad = parameter.grad
@@ -113,8 +116,9 @@ class Exchange:
         regularizer = self.regularizer
         state = regularizer.state_of(name, parameter)
         total_grad = task_grad
-        # In the first task there is nothing to add, but fused optimizers unscale the gradient they are given in place.
-        if regularizer.tasks > 0 or to_objective is not None:
+        # In the first task there is nothing to add, but optimizers of others may change the gradient in place, and
+        # torch's fused ones divide it by the scale.
+        if regularizer.tasks > 0 or to_objective is not None or not self._leaves_gradients:
             total_grad = self._buffer("total gradient", parameter, task_grad)
         before = None
         if regularizer.surrogate.observes_path:
@@ -171,13 +175,21 @@ class Exchange:
 
     @torch.no_grad()
     def close(self) -> None:
-        found_inf = getattr(self.optimizer, "found_inf", None)
+        scale, found_inf = (getattr(self.optimizer, name, None) for name in ("grad_scale", "found_inf"))
         for step in self._open:
             if step.theta_before is not None:
                 self._observe(step, step.theta_before, found_inf)
+            if scale is not None:
+                g = local(step.task_grad)
+                g.copy_(self._unscaled(g, scale, found_inf))
         if self._open:
             self.regularizer.steps += 1
         self.give_back_gradients()
+
+    @staticmethod
+    def _unscaled(g: Tensor, scale: Tensor, found_inf: Tensor | None) -> Tensor:
+        """As a fused optimizer leaves a gradient: divided by the scale, but for steps that were skipped."""
+        return g / scale if found_inf is None else torch.where(found_inf.to(torch.bool), g, g / scale)
 
     def _observe(self, step: OpenStep, theta_before: Tensor, found_inf: Tensor | None) -> None:
         state = self.regularizer.state_of(step.name, step.parameter)
@@ -256,6 +268,7 @@ class Attachment(Exchange):
     def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
         super().__init__(regularizer, optimizer)
         self._engine = engine_for(optimizer)
+        self._within = 0  # step() methods of parents that have begun within this optimizer's own
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._warn_of_earlier_ones()
         self._handles = [
@@ -311,19 +324,28 @@ class Attachment(Exchange):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self.give_back_gradients()  # a step that raised left them exchanged
         args = args[1:] if args and args[0] is optimizer else args
         closure = args[0] if args else kwargs.get("closure")
+        if self._is_the_parents() or getattr(closure, "attachment", None) is self:
+            self._within += 1
+            return None
+        self._within = 0
+        self.give_back_gradients()  # a step that raised left them exchanged
         if closure is None:
             self.open()
             return None
-        if getattr(closure, "attachment", None) is self:
-            return None  # the step() of a subclass has called its parent's, which runs the hooks again
         # With a closure, backward runs inside step(): the gradients are there only after it.
         wrapped = self._wrap(closure)
         if args:
             return (optimizer, wrapped, *args[1:]), kwargs
         return (optimizer,), {**kwargs, "closure": wrapped}
+
+    def _is_the_parents(self) -> bool:
+        """Whether the step() of a subclass, maybe after it changed the gradients, has called its parent's: torch runs
+        the hooks for that one, too.
+        """
+        hooked = [getattr(vars(kind).get("step"), "hooked", False) for kind in type(self.optimizer).__mro__]
+        return self.is_open and sum(hooked) > 1 and all(step.parameter.grad is step.total_grad for step in self._open)
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:
@@ -340,7 +362,10 @@ class Attachment(Exchange):
         return closure_then_penalty
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.close()
+        if self._within:
+            self._within -= 1
+        else:
+            self.close()
 
 
 class TakesRegularizer:

@@ -70,7 +70,8 @@ class ImportancePass:
             for layer in model.modules()
             if is_direct(layer)
             for slot, parameter in layer.named_parameters(recurse=False)
-            if parameter in self.sums
+            # Another name stands for what the weight is made from, as where it is pruned.
+            if slot in ("weight", "bias") and parameter in self.sums
         }
         self.layers_with_sample_rows: dict[Hashable, set[nn.Module]] = {}
         self.vmap_works = True

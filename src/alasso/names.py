@@ -15,14 +15,23 @@ MOST_NAMED = 8  # parameters in one sentence
 
 def named_weights(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
     """All of real numbers that no pattern leaves out, each once: named_parameters() names a tied parameter once."""
-    for full_name, parameter in model.named_parameters():
-        name = plain_name(full_name)
-        if parameter.is_floating_point() and not is_left_out(name, exclude):
+    for name, parameter in not_left_out(model, exclude):
+        if parameter.is_floating_point():
             yield name, parameter
 
 
-def is_left_out(name: str, exclude: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+def not_left_out(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter by its first name, but for those of which any name, tied ones have several, fits a pattern."""
+    left_out = {id(p) for name, p in all_names(model) if any(fnmatch.fnmatchcase(name, one) for one in exclude)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in left_out:
+            yield plain_name(name), parameter
+
+
+def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name, parameter), a tied parameter under each of its names."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield plain_name(name), parameter
 
 
 def patterns_of(exclude: object) -> tuple[str, ...]:
@@ -40,11 +49,7 @@ def patterns_of(exclude: object) -> tuple[str, ...]:
 
 def check_kinds(model: nn.Module, exclude: Sequence[str], stacklevel: int) -> None:
     """Refuse parameters that have no shape yet; say which cannot be protected."""
-    left = [
-        (plain_name(name), parameter)
-        for name, parameter in model.named_parameters()
-        if not is_left_out(plain_name(name), exclude)
-    ]
+    left = list(not_left_out(model, exclude))
     for name, parameter in left:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AlassoError(f"{name} has no shape yet: send a batch through the model first")
@@ -56,7 +61,7 @@ def check_kinds(model: nn.Module, exclude: Sequence[str], stacklevel: int) -> No
 
 def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
     """Refuse one that leaves out nothing: it is not what was meant."""
-    names = [plain_name(name) for name, _ in model.named_parameters()]
+    names = [name for name, _ in all_names(model)]
     if not names:
         raise AlassoError("the model has no parameters to protect")
     for pattern in exclude:

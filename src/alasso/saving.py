@@ -38,11 +38,10 @@ def check_saved(
     settings: Mapping[str, Any],
     protected: Mapping[str, nn.Parameter],
 ) -> None:
-    """Refuse a state of another method, version, model or shape, saying which.
+    """Refuse a state, whose form is right, of another method, version, model or shape, saying which.
 
     Of the ``settings``, older states have the surrogate's alone.
     """
-    check_form(saved)
     if saved["version"] != STATE_VERSION:
         raise AlassoError(f"the state has version {saved['version']}, this library reads version {STATE_VERSION}")
     if saved["method"] != method:

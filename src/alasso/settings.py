@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from alasso.errors import AlassoError
 from alasso.methods.surrogate import Surrogate
 
 
@@ -28,10 +30,12 @@ class WithSettings:
         """Give up what was worked out from the old ones."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in fields_of(self):
+        if name in (known := fields_of(self)):
             self.take_settings({**self.settings(), name: value})
-        else:
-            super().__setattr__(name, value)
+            return
+        if known and not hasattr(self, name):
+            check_is_no_slip(type(self).__name__, name, list(asdict(self.surrogate)))  # type: ignore[call-overload]
+        super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # or every slip in a name would be an attribute
 
@@ -39,6 +43,18 @@ class WithSettings:
             if name in fields_of(self):
                 return getattr(self.surrogate, name)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def check_is_no_slip(method: str, name: str, constants: list[str]) -> None:
+    """Refuse a new attribute that was to be a constant: ``reg.Xi``, ``reg.epsilon_prim``, another method's ``lam``."""
+    meant = get_close_matches(name.lower(), constants, 1, 0.75)
+    if meant or name.lower() in OF_SOME_METHODS:
+        guess = f"; did you mean {meant[0]}? It has" if meant else "; it has"
+        raise AlassoError(f"{method} has no constant {name!r}{guess} {', '.join(constants)}")
+
+
+#: Constants that not every method has.
+OF_SOME_METHODS = frozenset({"a", "c", "xi", "lam", "gamma", "epsilon"})
 
 
 def fields_of(owner: object) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
+from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
 from alasso.keeping import KeepsStates
@@ -19,8 +20,9 @@ from alasso.methods.surrogate import Surrogate
 from alasso.names import named_weights
 from alasso.objectives import Loss
 from alasso.ranks import total_of
-from alasso.saving import STATE_VERSION, check_saved, from_saved, to_save
+from alasso.saving import STATE_VERSION, check_form, check_saved, from_saved, to_save
 from alasso.sharding import local
+from alasso.sightings import begins_with
 from alasso.soundness import check_importance
 from alasso.unseen import count_unseen_steps, warn_of_untrained
 from alasso.wording import count_of
@@ -33,8 +35,9 @@ Measure = Literal["fisher", "mas"]
 class Regularizer(KeepsStates):
     """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS.
 
-    ``exclude`` holds shell-style patterns of parameter names that are left alone (``"head.*"``). Parameters that are
-    frozen when they first meet the regularizer cost nothing; one that is unfrozen later is picked up at its first step.
+    ``exclude`` holds shell-style patterns of parameter names that are left alone (``"head.*"``); so is a tied parameter
+    of which any name fits. Parameters that are frozen when they first meet the regularizer cost nothing; one that is
+    unfrozen later is picked up at its first step.
     """
 
     method: ClassVar[str]
@@ -44,6 +47,7 @@ class Regularizer(KeepsStates):
         self.unseen_steps = 0  # since the last consolidation, of optimizers that were not attached
         self.penalty_was_taken = False  # since then, to be added to a loss by hand
         self._attachments: list[Exchange] = []
+        self._to_compare = False  # weights with anchors, once a state of a task's end was loaded
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
@@ -241,8 +245,10 @@ class Regularizer(KeepsStates):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take over a saved state, settings included (as optimizers do). Refused whole if anything does not fit."""
+        check_form(saved)
         self.refresh()
-        parameters = dict(self.protected())
+        named = dict(named_weights(self.model, self.exclude))  # frozen ones, too: their past may be from before that
+        parameters = dict(self.protected()) | {name: named[name] for name in saved["parameters"] if name in named}
         check_saved(saved, self.method, self.surrogate, self.settings(), parameters)
         self.take_settings(saved["settings"])
         with torch.inference_mode(False):
@@ -254,7 +260,28 @@ class Regularizer(KeepsStates):
             }
         self.tasks, self.steps = saved["tasks"], saved["steps"]
         self.unseen_steps = saved.get("unseen_steps", 0)
+        self._to_compare = self.anchors_are_weights and self.tasks > 0 and self.steps == 0
         self.refresh()
+
+    def compare_weights(self) -> None:
+        """Before the first step after a state of a task's end was loaded: the model should be where that task ended."""
+        if not self._to_compare:
+            return
+        self._to_compare = False
+        known = [(local(parameter), self.state_of(name, parameter)) for name, parameter in self.protected()]
+        if any(kernels.is_being_recorded(theta.device) for theta, _ in known):
+            return
+        matter = [(theta, state.anchor) for theta, state in known if state.omega.any()]
+        if matter and not any(begins_with(theta, anchor) for theta, anchor in matter):
+            warnings.warn(
+                "no tensor of the model holds the weights that the loaded past ended with, to which it pulls them from "
+                "now on; load the model's own weights, too: they are not part of the regularizer's state",
+                stacklevel=2,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without attachments: the hooks on optimizers are not copied, nor are they put into files."""
+        return {**super().__getstate__(), "_attachments": []}
 
     # -- what hangs on the states ----------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ def check_importance(importance: Mapping[str, Tensor], parameters: Iterable[nn.P
         if flaw:
             raise DivergedError(
                 f"importance of {name} is {FLAWS[flaw]}: the training diverged (are the inputs finite? a smaller "
-                "learning rate helps), or a setting lets it overflow; what was protected before is kept, but to go on, "
-                "load model, optimizer and regularizer as they were before this task"
+                "learning rate, c or lam helps, and a larger xi), or a setting lets it overflow; what was protected "
+                "before is kept, but to go on, load model, optimizer and regularizer as they were before this task"
             )
     if not any_importance:
         raise AlassoError(
