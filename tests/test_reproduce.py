@@ -140,22 +140,28 @@ def test_best_spread_and_gain():
 
 
 def test_the_best_is_picked_over_the_seeds_that_all_have_and_judged_by_all_of_its_own():
-    known = evidence({"si": [0.5, 0.3], "ewc": [0.8], "alasso": [0.9, 0.5]})
+    known = evidence({"si": [0.5, 0.3], "ewc": [0.8], "alasso": [0.9, 0.6]})  # over both of its seeds, 0.75
+    found = computed("best", known, among=["x/si", "x/ewc", "x/alasso"])
+    assert (found.note, found.value, found.seeds) == ("best: alasso", pytest.approx(0.75), 2)
+    found = computed("gain_of_best", known, among=["x/ewc", "x/alasso"], less="x/si")
+    assert (found.note, found.value, found.seeds) == ("best: alasso", pytest.approx(0.35), 2)
+
+
+def test_of_several_comparisons_the_least_or_largest_counts_each_over_the_seeds_of_its_own_runs():
+    known = evidence({"si": [0.5, 0.9], "ewc": [0.6, 0.2], "alasso": [0.65]})
     three = ["x/si", "x/ewc", "x/alasso"]
-    found = computed("best", known, among=three)
-    assert (found.note, found.value, found.seeds) == ("best: alasso", pytest.approx(0.7), 2)
-    found = computed("gain_of_best", known, among=three[1:], less="x/si")
-    assert (found.note, found.value, found.seeds) == ("best: alasso", pytest.approx(0.3), 2)
-    found = computed("gap_to_best_other", known, of="x/si", others=three[1:])
-    assert (found.note, found.value, found.seeds) == ("best other: alasso", pytest.approx(-0.3), 2)
-    found = computed("gap_to_least_other", known, of="x/alasso", others=three[:2], measure="A")
-    assert (found.note, found.value, found.seeds) == ("least other: si", pytest.approx(-0.3), 2)
+    found = computed("order", known, rising=[[one] for one in three])
+    assert (found.note, found.value, found.seeds) == ("smallest step: si → ewc", pytest.approx(-0.3), 2)
+    found = computed("gap_to_best_other", known, of="x/ewc", others=["x/si", "x/alasso"])
+    assert (found.note, found.value, found.seeds) == ("best other: si", pytest.approx(-0.3), 2)
+    found = computed("gap_to_least_other", known, of="x/si", others=["x/ewc", "x/alasso"], measure="A")
+    assert (found.note, found.value, found.seeds) == ("least other: ewc", pytest.approx(-0.3), 2)
     found = computed("spread", known, over=three)
-    assert (found.note, found.value, found.seeds) == ("from si to alasso", pytest.approx(0.3), 2)
-    found = computed("order", known, rising=[["x/ewc"], ["x/alasso"], ["x/si"]])
-    assert (found.note, found.value, found.seeds) == ("smallest step: alasso → si", pytest.approx(-0.3), 2)
-    found = computed("largest_deviation", known, table={"x/si": 0.1, "x/ewc": 0.75})
-    assert (found.note, found.value, found.seeds) == ("si: 0.400, ewc: 0.800", pytest.approx(0.3), 2)
+    assert (found.note, found.value, found.seeds) == ("from ewc to si", pytest.approx(0.3), 2)
+    found = computed("largest_deviation", known, table={"x/si": 0.5, "x/alasso": 0.6})
+    assert (found.note, found.value, found.seeds) == ("si: 0.700, alasso: 0.650", pytest.approx(0.2), 2)
+    found = computed("smaller_loss", known, of=["x/si", "x/ewc"], others=[["x/si", "x/si"], ["x/alasso", "x/si"]])
+    assert (found.note, found.value, found.seeds) == ("loses 0.300; si loses 0.000", pytest.approx(-0.3), 2)
 
 
 def test_largest_deviation_from_a_table():
@@ -877,6 +883,25 @@ def test_an_estimate_from_measured_steps_has_answers_and_what_vcl_trains_beside_
     answers = 360 * (3 + 2 + 3 + 2 + 1)  # untrained, ahead, after each task
     seconds = timing.at_pace(config, lambda config: paces[config.method])
     assert seconds == 2.0 * (3 * 23 + on_coresets) + 1.0 * plain + 0.5 * answers
+
+
+def test_a_probe_takes_its_task_and_all_its_answers(tmp_path):
+    one = experiment(runs={"alasso": {}}, seeds=1, probe={"weights": 6, "offsets": 5, "examples": 128})
+    planned = make_plan([one], None, tmp_path)
+    (probe,) = planned.probes
+    steps, answers = 23, 6 * 5 * 128 / probe.config.batch_size * timing.ANSWER_IN_DOUBLE
+    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: timing.Pace(2.0, 0.0))
+    assert found.probes == pytest.approx(2.0 * (steps + answers))
+    known = [result(one.config("alasso", 5), 0.5)]  # 10 seconds on the abacus, three tasks
+    found = timing.estimate(planned, known, tmp_path, "abacus", lambda _: timing.Pace(2.0, 0.0))
+    assert found.probes == pytest.approx(10 / (3 * steps) * (steps + answers))
+
+
+def test_the_small_version_of_a_probe_may_have_fewer_weights():
+    one = experiment(runs={"alasso": {}}, probe={"weights": 6, "offsets": 5}, quick={"weights": 2, "tasks": 2})
+    small = one.in_small()
+    assert (small.probe, small.config("alasso").tasks) == ({"weights": 2, "offsets": 5}, 2)
+    assert one.probe == {"weights": 6, "offsets": 5}
 
 
 def test_vcl_is_not_taken_to_be_as_fast_as_the_others(tmp_path):

@@ -54,7 +54,7 @@ _SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}, "alasso-memory": {"xi":
 # seed (records/2026-11-15-split-cifar-search); c = 1 as everywhere in the paper. With a memory, the same settings.
 _SPLIT_CIFAR = {**_SMALL_XI, "alasso": {"xi": 1e-3, "a": 1.2}, "alasso-memory": {"xi": 1e-3, "a": 1.2}}
 # ξ = 0.01 by held-out examples of 15 tasks: 0.621 against 0.606 with 0.001, one seed
-# (records/2026-11-16-tiny-imagenet-search).
+# (records/2026-11-16-tiny-imagenet-search). With a memory, the same.
 _SPLIT_TINY = {**_SMALL_XI, "alasso": {"xi": 1e-2}, "alasso-memory": {"xi": 1e-2}}
 
 _PERMUTED = ("permute_first",)

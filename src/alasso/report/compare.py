@@ -95,9 +95,8 @@ def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]
         where = empty[0] if empty else " or ".join(map(str, loose))
         raise AlassoError(f"there are no results in {where}{_unread(left_out)}")
     if len(columns) < 2:
-        raise AlassoError(
-            f"there is only one thing here{_unread(left_out)}; compare takes two or more results, configs or folders"
-        )
+        why = left_out[0] if left_out else "there is only one thing here"
+        raise AlassoError(f"{why}; compare takes two or more results, configs or folders")
     return columns, left_out
 
 

@@ -125,7 +125,8 @@ def estimated(estimate: Estimate) -> str:
 def nothing_to_run(planned: Plan, work: Study) -> str:
     from alasso.reproduce import carrying
 
-    return f"Nothing to run: {there(planned)} in {work.places.out}{carrying.came_to_no_end(planned)}."
+    found = f"{there(planned)} in {work.places.out}{carrying.came_to_no_end(planned)}"
+    return f"Nothing to run: {found}. To make them yourself, name another folder: --out."
 
 
 def there(planned: Plan) -> str:

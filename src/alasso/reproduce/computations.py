@@ -1,8 +1,9 @@
 """How a claim's number is computed from results: a few named functions, and nothing that runs text as code.
 
-Each takes the evidence and the arguments that the claim's file gives, and returns a :class:`Finding`. Two runs are
-compared seed by seed, over the seeds that both have. Which run is the best or the worst of several is decided by the
-means over the seeds that all have, so that no seed picks its own winner; the winner then counts with all its seeds.
+Each takes the evidence and the arguments that the claim's file gives, and returns a :class:`Finding`. Runs are compared
+seed by seed, over the seeds that all in the comparison have; of several comparisons the least or the largest counts,
+by what each comes to. Which run is the best of several is decided by the means over the seeds that all have, so that
+no seed picks its own winner; the winner counts with all its seeds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +65,28 @@ def run_name(reference: str) -> str:
     return reference.partition("/")[2]
 
 
+def require(evidence: Evidence, references: Sequence[str], measure: str) -> None:
+    """Say all that is missing, and not only what is asked for first."""
+    evidence.values(references, measure)
+
+
+def least(found: Mapping[str, Finding]) -> Finding:
+    """The one with the least value, with its name as a note."""
+    name = min(found, key=lambda name: found[name].value)
+    return replace(found[name], note=name)
+
+
+def largest(found: Mapping[str, Finding]) -> Finding:
+    """The one with the largest value, with its name as a note."""
+    name = max(found, key=lambda name: found[name].value)
+    return replace(found[name], note=name)
+
+
+def best_of(evidence: Evidence, references: Sequence[str], measure: str) -> str:
+    values = evidence.values(references, measure)
+    return max(references, key=lambda ref: average(values[ref]))
+
+
 # -- computations -------------------------------------------------------------------------------------------------
 
 
@@ -79,68 +103,77 @@ def difference(evidence: Evidence, *, of: str, less: str, measure: str = "A") ->
 
 def gap_to_best_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str = "A") -> Finding:
     """How far a run lies above the best of others."""
-    values = evidence.values([of, *others], measure)
-    best = max(others, key=lambda ref: average(values[ref]))
-    return replace(difference(evidence, of=of, less=best, measure=measure), note=f"best other: {run_name(best)}")
+    require(evidence, [of, *others], measure)
+    gaps = {f"best other: {run_name(ref)}": difference(evidence, of=of, less=ref, measure=measure) for ref in others}
+    return least(gaps)
 
 
 def gap_to_least_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str) -> Finding:
     """How far a run lies below the least of others, for measures of which less is better."""
-    values = evidence.values([of, *others], measure)
-    least = min(others, key=lambda ref: average(values[ref]))
-    return replace(difference(evidence, of=least, less=of, measure=measure), note=f"least other: {run_name(least)}")
+    require(evidence, [of, *others], measure)
+    gaps = {f"least other: {run_name(ref)}": difference(evidence, of=ref, less=of, measure=measure) for ref in others}
+    return least(gaps)
 
 
 def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str = "A") -> Finding:
     """The smallest step from any run of one level to any run of the next: above zero where the levels rise."""
-    values = evidence.values([ref for level in rising for ref in level], measure)
-    steps = [(low, high) for n, level in enumerate(rising[1:]) for low in rising[n] for high in level]
-    low, high = min(steps, key=lambda pair: average(values[pair[1]]) - average(values[pair[0]]))
-    step = difference(evidence, of=high, less=low, measure=measure)
-    return replace(step, note=f"smallest step: {run_name(low)} → {run_name(high)}")
+    require(evidence, [ref for level in rising for ref in level], measure)
+    pairs = [(low, high) for below, level in pairwise(rising) for low in below for high in level]
+    return least(
+        {
+            f"smallest step: {run_name(low)} → {run_name(high)}": difference(
+                evidence, of=high, less=low, measure=measure
+            )
+            for low, high in pairs
+        }
+    )
 
 
 def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Finding:
     """The best of several runs."""
-    values = evidence.values(among, measure)
-    top = max(among, key=lambda ref: average(values[ref]))
+    top = best_of(evidence, among, measure)
     return replace(mean(evidence, of=top, measure=measure), note=f"best: {run_name(top)}")
 
 
 def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Finding:
     """The best less the worst of several runs."""
-    values = evidence.values(over, measure)
-    low, high = (pick(over, key=lambda ref: average(values[ref])) for pick in (min, max))
-    found = difference(evidence, of=high, less=low, measure=measure)
-    return replace(found, note=f"from {run_name(low)} to {run_name(high)}")
+    require(evidence, over, measure)
+    return largest(
+        {
+            f"from {run_name(low)} to {run_name(high)}": difference(evidence, of=high, less=low, measure=measure)
+            for low, high in permutations(over, 2)
+        }
+    )
 
 
 def gain_of_best(evidence: Evidence, *, among: Sequence[str], less: str, measure: str = "A") -> Finding:
     """The best of several runs less another one."""
-    values = evidence.values([*among, less], measure)
-    top = max(among, key=lambda ref: average(values[ref]))
+    require(evidence, [*among, less], measure)
+    top = best_of(evidence, among, measure)
     return replace(difference(evidence, of=top, less=less, measure=measure), note=f"best: {run_name(top)}")
 
 
 def largest_deviation(evidence: Evidence, *, table: Mapping[str, float], measure: str = "A") -> Finding:
     """How far the run that lies farthest from the paper's table lies from it."""
-    evidence.values(list(table), measure)  # says what is missing, all of it
+    require(evidence, list(table), measure)
     found = {ref: mean(evidence, of=ref, measure=measure) for ref in table}
-    worst = max(table, key=lambda ref: abs(found[ref].value - table[ref]))
     shown = ", ".join(f"{run_name(ref)}: {of_run.value:.3f}" for ref, of_run in found.items())
-    return replace(found[worst], value=abs(found[worst].value - table[worst]), note=shown)
+    away = {ref: replace(of_run, value=abs(of_run.value - table[ref])) for ref, of_run in found.items()}
+    return replace(largest(away), note=shown)
 
 
 def smaller_loss(
     evidence: Evidence, *, of: Sequence[str], others: Sequence[Sequence[str]], measure: str = "A"
 ) -> Finding:
     """By how much less a run loses from one setting to another (two names each) than whichever other loses least."""
-    values = evidence.values([*of, *(ref for pair in others for ref in pair)], measure)
-    losses = [minus(values[before], values[after]) for before, after in others]
-    least = min(range(len(others)), key=lambda n: average(losses[n]))
-    own = minus(values[of[0]], values[of[1]])
-    note = f"loses {average(own):.3f}; {run_name(others[least][0])} loses {average(losses[least]):.3f}"
-    return over_seeds(minus(losses[least], own), note)
+    require(evidence, [*of, *(ref for pair in others for ref in pair)], measure)
+    found = {}
+    for before, after in others:
+        values = evidence.values([*of, before, after], measure)
+        own, other = minus(values[of[0]], values[of[1]]), minus(values[before], values[after])
+        note = f"loses {average(own):.3f}; {run_name(before)} loses {average(other):.3f}"
+        found[note] = over_seeds(minus(other, own))
+    return least(found)
 
 
 def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure: str = "A") -> Finding:
@@ -156,7 +189,7 @@ def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure:
 
 def growth_of_gap(evidence: Evidence, *, of: str, less: str) -> Finding:
     """The gap in mean accuracy after all tasks less the gap half way."""
-    evidence.values([of, less])  # says what is missing
+    require(evidence, [of, less], "A")
     found = evidence.groups([of, less])
     gaps: dict[str, Values] = {}
     for reference, group in found.items():

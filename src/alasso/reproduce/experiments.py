@@ -7,7 +7,7 @@ folder ``paper`` beside this file. ``experiment/run`` names one run of one exper
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,9 @@ class Experiment:
             return None
         changes = dict(self.quick)
         benchmark = changes.pop("benchmark", self.benchmark)
+        probe = self.probe and {**self.probe, **{name: changes.pop(name) for name in PROBE if name in changes}}
         fields = {**self.fields, **changes}
-        return Experiment(
-            self.id, self.title, self.paper, benchmark, 1, self.cost, self.runs, fields, self.probe, None, self.order
-        )
+        return replace(self, benchmark=benchmark, seeds=1, fields=fields, probe=probe, quick=None)
 
 
 REQUIRED = ("title", "benchmark", "runs")
@@ -103,6 +102,7 @@ def read_experiment(path: Path) -> Experiment:
         experiment.configs()
         if small := experiment.in_small():
             small.configs()
+            ProbePlan(**small.probe or {})
     except AlassoError as error:
         raise AlassoError(f"{path}: {error}") from error
     return experiment

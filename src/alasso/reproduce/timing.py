@@ -36,7 +36,7 @@ from alasso.reproduce.counting import (
     steps_in,
     steps_of,
 )
-from alasso.reproduce.plan import Plan, part_title
+from alasso.reproduce.plan import Plan, Probe, part_title
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ class Pace(NamedTuple):
 
 
 Measure = Callable[[RunConfig], Pace]
+
+#: Of a step's time, for as many examples: a third of it goes forward, and twice the digits take twice as long.
+ANSWER_IN_DOUBLE = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -168,11 +171,18 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
     probes = 0.0
     for probe in (probe for probe in plan.probes if probe.config.benchmark in EXAMPLES):
         whole = from_results(probe.config, mine)
-        one_task = steps_of(probe.config) / (probe.config.tasks or 1)
-        probes += one_task * measure(probe.config).step if whole is None else whole / (probe.config.tasks or 1)
+        step = measure(probe.config).step if whole is None else whole / steps_of(probe.config)
+        probes += of_probe(probe, step)
     titles = [part.title for part in plan.parts] + [part_title(stack.runs[0]) for stack in plan.again]
     uncounted = tuple(dict.fromkeys(title for title in titles if title.partition(",")[0] not in EXAMPLES))
     return Estimate(device, parts, probes, again, sources, uncounted)
+
+
+def of_probe(probe: Probe, step: float) -> float:
+    """Seconds of a probe, where an optimizer step takes so long: its task is learned, then answered time and again."""
+    config, plan = probe.config, probe.plan
+    one_task = steps_of(config) / (config.tasks or 1) * step
+    return one_task + plan.weights * plan.offsets * plan.examples / config.batch_size * ANSWER_IN_DOUBLE * step
 
 
 def at_pace(config: RunConfig, measure: Measure) -> float:
