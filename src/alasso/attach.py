@@ -102,7 +102,9 @@ class Exchange:
                     self._open_parameter(name, parameter, to_objective)
 
     def begin(self) -> None:
-        """Before the very first step of all, the path begins at the weights as they are now."""
+        """Before the very first step of all, the path begins at the weights as they are now; before others, weights may
+        be missing that belong to a loaded past.
+        """
         regularizer = self.regularizer
         if regularizer.tasks == 0 and regularizer.steps == 0:
             regularizer.reanchor()
@@ -344,8 +346,10 @@ class Attachment(Exchange):
         """Whether the step() of a subclass, maybe after it changed the gradients, has called its parent's: torch runs
         the hooks for that one, too.
         """
-        hooked = [getattr(vars(kind).get("step"), "hooked", False) for kind in type(self.optimizer).__mro__]
-        return self.is_open and sum(hooked) > 1 and all(step.parameter.grad is step.total_grad for step in self._open)
+        if not self.is_open or any(step.parameter.grad is not step.total_grad for step in self._open):
+            return False
+        hooked = [kind for kind in type(self.optimizer).__mro__ if getattr(vars(kind).get("step"), "hooked", False)]
+        return len(hooked) > 1
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:
