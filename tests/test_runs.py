@@ -124,6 +124,25 @@ def test_the_commit_that_stands_in_for_a_copys_own_is_one(monkeypatch):
         results.commit()
 
 
+def test_the_commit_is_that_of_when_training_began(monkeypatch):
+    heads = iter(["1" * 40, "", "2" * 40, ""])  # someone commits meanwhile
+    monkeypatch.delenv("ALASSO_COMMIT", raising=False)
+    monkeypatch.setattr(results, "_git", lambda *_: next(heads))
+    results.source_commit.cache_clear()
+    try:
+        result = train.run(small("sgd"), device="cpu")
+        assert result.environment["commit"] == results.commit() == "1" * 40
+    finally:
+        results.source_commit.cache_clear()
+
+
+def test_a_commit_that_is_none_is_refused_before_training(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALASSO_COMMIT", "HEAD")
+    with pytest.raises(AlassoError, match="ALASSO_COMMIT must be a commit"):
+        train.run(small("sgd"), device="cpu", out=tmp_path)
+    assert not list(tmp_path.glob("*.json")) and not list(tmp_path.glob("*.checkpoint"))
+
+
 def test_a_result_that_lost_rows_is_refused(tmp_path):
     result = finished(small("sgd"))
     path = results.write(replace(result, accuracy=result.accuracy[:2]), tmp_path)

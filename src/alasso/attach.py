@@ -50,7 +50,8 @@ def base_optimizer(optimizer: Any) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
-        raise AlassoError(f"attach() needs a torch optimizer, not {type(optimizer).__name__}")
+        given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        raise AlassoError(f"attach() needs a torch optimizer, not {given}")
     if isinstance(optimizer, LBFGS):
         raise AlassoError(
             "LBFGS evaluates the loss several times within one step, so no single gradient belongs to its move; "

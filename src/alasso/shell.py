@@ -113,7 +113,8 @@ class Regularizer(KeepsStates):
         No data is needed; a loader is taken and not used, so that one loop can serve all methods.
         """
         if self.surrogate.observes_path and self.steps == 0:
-            raise AlassoError(f"consolidate() has seen no optimizer step since the last one; {self._who_stepped()}")
+            since = " since the last one" if self.tasks else ""
+            raise AlassoError(f"consolidate() has seen no optimizer step{since}; {self._who_stepped()}")
         if self.surrogate.observes_path and self.unseen_steps >= self.steps:
             warnings.warn(
                 f"consolidate() has seen only {self.steps} of {self.steps + self.unseen_steps} optimizer steps since "

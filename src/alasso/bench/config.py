@@ -179,9 +179,13 @@ class RunConfig:
         unknown = set(raw) - set(FIELDS)
         if unknown:
             raise AlassoError(f"config has unknown fields: {', '.join(sorted(unknown))}")
+        if lacking := [name for name in REQUIRED if name not in raw]:
+            raise AlassoError(f"config lacks {', '.join(lacking)}")
         return RunConfig(**{**ADDED_LATER, **raw}).checked()
 
 
+#: Fields without a default.
+REQUIRED = ("benchmark", "method", "tasks", "epochs", "batch_size", "learning_rate", "model")
 #: What others call some fields.
 SHORT = {"lr": "learning_rate", "bs": "batch_size", "eps": "adam_eps"}
 #: Fields that result files from before them do not have, and what all those runs had.

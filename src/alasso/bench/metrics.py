@@ -34,7 +34,9 @@ def lower_triangle(accuracy: Rows) -> Matrix:
     matrix = np.full((count, count), np.nan)
     for t, row in enumerate(accuracy):
         if len(row) != t + 1:
-            raise AlassoError(f"row {t} of the accuracy matrix has {len(row)} entries, not {t + 1}: is it transposed?")
+            raise AlassoError(
+                f"row {t + 1} of the accuracy matrix has {len(row)} of {t + 1} entries: is it transposed?"
+            )
         matrix[t, : t + 1] = row
     known = matrix[~np.isnan(matrix)]
     if len(known) != count * (count + 1) // 2 or known.min() < 0 or known.max() > 1:

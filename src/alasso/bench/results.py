@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -210,6 +211,11 @@ def commit() -> str | None:
         if not re.fullmatch(r"[0-9a-f]{7,40}\+?", given):
             raise AlassoError(f"ALASSO_COMMIT must be a commit, as git rev-parse HEAD gives it, not {given!r}")
         return given
+    return source_commit()
+
+
+@functools.cache  # asked when training begins: the files may be others when a result is written
+def source_commit() -> str | None:
     source = Path(__file__).resolve().parent
     try:
         head = _git(source, "rev-parse", "HEAD")

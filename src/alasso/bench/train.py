@@ -239,6 +239,8 @@ def make_learner(
 ) -> Learner:
     dropout = config.method == "sgd-dropout"
 
+    results.commit()  # of the code that is in memory, and refused now if it is none
+
     def made() -> nn.Module:
         if model is not None:
             return models.built_by(model, stream.input_shape, stream.classes)
