@@ -13,7 +13,9 @@ from alasso.bench.references import with_intransigence
 from alasso.bench.results import Result
 from alasso.wording import count_of
 
-CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too. ±: over seeds."
+CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too."
+DETAILS_CAPTION = " first task: its accuracy at the end. std: of the accuracies over tasks."
+SEEDS_CAPTION = " ±: standard deviation over seeds."
 
 
 def table(found: Sequence[Result], width: int = 120, varying: Sequence[str] | None = None) -> Table:
@@ -26,10 +28,11 @@ def table(found: Sequence[Result], width: int = 120, varying: Sequence[str] | No
         groups.setdefault(result.config.hash + result.config.method, []).append(result)
     if varying is None:
         varying = varying_settings([group[0].config for group in groups.values()])
-    shown = Table(
-        title=in_common(found), title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD
-    )
     details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
+    caption = CAPTION + DETAILS_CAPTION * (len(details) > 1) + SEEDS_CAPTION * (len(found) > len(groups))
+    shown = Table(
+        title=in_common(found), title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD
+    )
     shown.add_column("method", no_wrap=True)
     for name in (*varying, "A", "F", "I", *details, "seeds"):
         shown.add_column(name, justify="right")

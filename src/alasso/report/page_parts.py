@@ -64,10 +64,12 @@ def measures_table(section: Section) -> str:
         f'<th scope="col" data-kind="{kind}"><button type="button">{text(name)}</button></th>' for name, kind in heads
     )
     rows = "".join(_measures_row(section, group) for group in section.groups)
+    bounds = [name for name in ("single-task", "multi-task") if any(g.config.method == name for g in section.groups)]
+    above = f" Upper bounds: {', '.join(bounds)}." if bounds else ""
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Measures of every method">'
-        f'<table class="sortable"><caption>Mean over seeds ± standard deviation; select a heading to sort. '
-        f"Upper bounds: single-task, multi-task.</caption><thead><tr>{cells}</tr></thead>"
+        f'<table class="sortable"><caption>Mean over seeds ± standard deviation; select a heading to sort.{above}'
+        f"</caption><thead><tr>{cells}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
 
