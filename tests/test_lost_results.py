@@ -15,7 +15,7 @@ from alasso.bench.results import Result, result_path
 from alasso.bench.taking import taken
 from alasso.errors import AlassoError, DivergedError
 from alasso.report.load import collect
-from alasso.reproduce import carrying, show, timing
+from alasso.reproduce import carrying, counting, show, stopwatch, timing
 from alasso.reproduce.experiments import read_experiments
 from alasso.reproduce.lost import LostStack, lost_stacks
 from alasso.reproduce.plan import make_plan
@@ -43,7 +43,7 @@ sgd-dropout = {{}}
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     """Runs of two and of three tasks, of which a CPU takes four at once, as a GPU would."""
-    monkeypatch.setattr(timing, "ON_CPU", timing.Watching(1, 1, 0.02))
+    monkeypatch.setattr(stopwatch, "ON_CPU", stopwatch.Watching(1, 1, 0.02))
     monkeypatch.setattr(lanes, "most_on", lambda device: 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study" / "experiments").mkdir(parents=True)
@@ -366,8 +366,8 @@ def test_time_table_and_data_count_lost_stacks(tmp_path):
     stack = LostStack(tuple(STACK), tuple(STACK[:1]))
     plan = make_plan([], None, tmp_path, lambda missing: [stack])
     assert not plan.empty
-    seconds = timing.estimate(plan, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
-    assert seconds.again == seconds.seconds == 0.5 * timing.steps_in(STACK)
+    seconds = timing.estimate(plan, [], tmp_path, "abacus", lambda config: stopwatch.Pace(0.5, 0.0))
+    assert seconds.again == seconds.seconds == 0.5 * counting.steps_in(STACK)
     cells = {column.header: list(column.cells) for column in show.plan_table(plan, seconds, []).columns}
     assert cells["runs"] == ["4"] and cells["about"] == [timing.human(seconds.again)]
 
@@ -377,7 +377,7 @@ def test_time_table_and_data_count_lost_stacks(tmp_path):
     )
     own = RunConfig.own("si")
     uncounted = make_plan([], None, tmp_path, lambda missing: [LostStack((own,), (own,))])
-    unknown = timing.estimate(uncounted, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
+    unknown = timing.estimate(uncounted, [], tmp_path, "abacus", lambda config: stopwatch.Pace(0.5, 0.0))
     assert unknown.sentence().startswith("not counting own")
     assert list(show.plan_table(uncounted, unknown, []).columns[-1].cells) == ["?"]
 

@@ -18,7 +18,7 @@ from alasso.bench import divergence, learners, metrics, results
 from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
 from alasso.bench.results import Result, result_path
-from alasso.reproduce import carrying, claims, commands, counting, show, timing
+from alasso.reproduce import carrying, claims, commands, counting, show, stopwatch, timing
 from alasso.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -33,6 +33,7 @@ from alasso.reproduce.computations import COMPUTATIONS, Finding
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence, NotRun
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
+from alasso.reproduce.parts import PARTS_FILE, note_part, read_parts
 from alasso.reproduce.plan import make_plan, probe_path, whole_parts
 from alasso.reproduce.study import Places, Study
 
@@ -565,7 +566,7 @@ examples = 5
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A study of one's own, small enough to run."""
-    monkeypatch.setattr(timing, "ON_CPU", timing.Watching(1, 1, 0.02))
+    monkeypatch.setattr(stopwatch, "ON_CPU", stopwatch.Watching(1, 1, 0.02))
     (tmp_path / "study" / "experiments").mkdir(parents=True)
     for name, text in (("small", EXPERIMENT), ("sharing", SHARING), ("probe", PROBE)):
         (tmp_path / "study" / "experiments" / f"{name}.toml").write_text(text)
@@ -731,9 +732,9 @@ def test_runs_on_the_way_of_longer_ones_go_with_them_and_take_no_steps(two_lengt
     assert (len(long.trained), len(long.on_the_way)) == (4, 3)
     assert {config.tasks for config in long.trained} == {5} and {config.tasks for config in long.on_the_way} == {3}
     assert (planned.runs, planned.on_the_way) == (8, 3)
-    assert timing.steps_in(long.trained) == 4 * timing.steps_of(long.trained[0])
-    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: timing.Pace(0.5, 0.0))
-    assert estimate.seconds == pytest.approx(0.5 * (timing.steps_in(short.trained) + timing.steps_in(long.trained)))
+    assert counting.steps_in(long.trained) == 4 * counting.steps_of(long.trained[0])
+    estimate = timing.estimate(planned, [], tmp_path, "abacus", lambda config: stopwatch.Pace(0.5, 0.0))
+    assert estimate.seconds == pytest.approx(0.5 * (counting.steps_in(short.trained) + counting.steps_in(long.trained)))
     assert estimate.sources[timing.MEASURED] == 8
 
     for config in long.trained:
@@ -767,10 +768,10 @@ def test_steps_are_those_that_a_run_makes():
     from alasso.bench.config import RunConfig
 
     mnist = RunConfig.for_benchmark("permuted-mnist", "alasso")
-    assert timing.steps_of(mnist) == 30 * 20 * 235
+    assert counting.steps_of(mnist) == 30 * 20 * 235
     cifar = RunConfig.for_benchmark("split-cifar", "si")
-    assert timing.steps_of(cifar) == 60 * (3 * 59 + 27 * 6)
-    assert timing.steps_of(RunConfig.for_benchmark("split-tiny-imagenet", "si")) == 60 * 30 * 24
+    assert counting.steps_of(cifar) == 60 * (3 * 59 + 27 * 6)
+    assert counting.steps_of(RunConfig.for_benchmark("split-tiny-imagenet", "si")) == 60 * 30 * 24
 
 
 def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
@@ -781,36 +782,36 @@ def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
 
     def measure(config):
         measured.append(config.method)
-        return timing.Pace(0.001, 0.0)
+        return stopwatch.Pace(0.001, 0.0)
 
-    steps = timing.steps_of(known[0].config)
+    steps = counting.steps_of(known[0].config)
     here = timing.estimate(planned, known, tmp_path, "abacus", measure)
     assert here.seconds == pytest.approx(30.0) and not measured
     assert here.sentence() == "about 30 s on abacus (from results of this device)"
     other = timing.estimate(planned, known, tmp_path, "slide rule", measure)
     assert other.seconds == pytest.approx(3 * steps * 0.001) and "measured just now" in other.sentence()
-    timing.note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [], 3.0)  # stopped before any run ended
-    timing.note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [known[0].config], 4.0)
+    note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [], 3.0)  # stopped before any run ended
+    note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [known[0].config], 4.0)
     noted = timing.estimate(planned, known, tmp_path, "slide rule", measure)
     assert noted.seconds == pytest.approx(21.0) and "before" in noted.sentence()
 
 
 def test_a_damaged_line_of_times_is_left_aside(tmp_path):
-    timing.note_part(tmp_path, "p", "d", [], 1.0)
-    with (tmp_path / timing.PARTS_FILE).open("a") as stream:
+    note_part(tmp_path, "p", "d", [], 1.0)
+    with (tmp_path / PARTS_FILE).open("a") as stream:
         stream.write("half a li")
-    assert [row.part for row in timing.read_parts(tmp_path)] == ["p"]
+    assert [row.part for row in read_parts(tmp_path)] == ["p"]
 
 
 def test_times_are_added_up_as_carried_out_and_for_the_whole_at_that_rate(tmp_path):
     known = evidence({"si": [0.6]}, out=tmp_path)
     (part,) = whole_parts(known.experiments.values())  # eight runs alike: four, two seeds each
-    timing.note_part(tmp_path, part.title, "d", part.trained[:2], 120.0)
-    timing.note_part(tmp_path, part.title, "d", part.trained[2:3], 60.0)
+    note_part(tmp_path, part.title, "d", part.trained[:2], 120.0)
+    note_part(tmp_path, part.title, "d", part.trained[2:3], 60.0)
     *_, row, last = Document(known, [], out=tmp_path).times().splitlines()
     assert row == f"| {part.title} | d | 3 | 3 min | 60.0 | 8 | 8 min | 4 min |"
     assert last == "| of these, all |  |  | 3 min |  |  | 8 min | 4 min |"
-    timing.note_part(tmp_path, "split-tiny-imagenet, 30 tasks", "d", [], 600.0)
+    note_part(tmp_path, "split-tiny-imagenet, 30 tasks", "d", [], 600.0)
     assert (
         Document(known, [], out=tmp_path)
         .times()
@@ -822,7 +823,7 @@ def test_times_of_images_of_ones_own_have_no_rate(tmp_path):
     own = experiment(benchmark="split-folder", fields={"path": str(tmp_path)}, runs={"si": {}})  # two seeds
     known = Evidence({own.id: own}, [], tmp_path)
     (part,) = whole_parts([own])
-    timing.note_part(tmp_path, part.title, "d", part.trained, 120.0)
+    note_part(tmp_path, part.title, "d", part.trained, 120.0)
     *_, row, _ = Document(known, [], out=tmp_path).times().splitlines()
     assert row == f"| {part.title} | d | 2 | 2 min | 60.0 | 2 | – | – |"
 
@@ -830,16 +831,16 @@ def test_times_of_images_of_ones_own_have_no_rate(tmp_path):
 @pytest.mark.parametrize("method", ["alasso", "vcl", "vcl-coreset"])
 def test_steps_and_answers_can_be_measured(method):
     config = experiment(runs={method: {}}, fields={**SMALL, "batch_size": 16}).config(method)
-    assert 0 < timing.seconds_of_a_step(config, "cpu") < 1
-    assert 0 < timing.seconds_of_an_answer(config, "cpu") < 1
+    assert 0 < stopwatch.seconds_of_a_step(config, "cpu") < 1
+    assert 0 < stopwatch.seconds_of_an_answer(config, "cpu") < 1
 
 
 def test_an_answer_is_measured_after_the_first_one_and_for_one_example(monkeypatch):
     moments, asked = iter([0.0, 9.0, 9.0, 9.3, 9.3, 9.5, 9.5, 9.9]), []
-    monkeypatch.setattr(timing.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: next(moments))
     monkeypatch.setattr(learners.Learner, "accuracies_on", lambda learner, tasks: asked.append(len(tasks[0].test)))
     config = experiment(fields={**SMALL, "batch_size": 16}).config("si")
-    assert timing.seconds_of_an_answer(config, "cpu") == pytest.approx(0.3 / 16)
+    assert stopwatch.seconds_of_an_answer(config, "cpu") == pytest.approx(0.3 / 16)
     assert asked == [16] * 4
 
 
@@ -876,7 +877,7 @@ def test_steps_and_answers_are_counted_as_a_run_makes_them(method, settings, mon
 
 
 def test_an_estimate_from_measured_steps_has_answers_and_what_vcl_trains_beside_its_tasks():
-    paces = {"vcl-coreset": timing.Pace(2.0, 0.5), "sgd": timing.Pace(1.0, 0.0)}
+    paces = {"vcl-coreset": stopwatch.Pace(2.0, 0.5), "sgd": stopwatch.Pace(1.0, 0.0)}
     config = RunConfig.for_benchmark("permuted-digits", "vcl-coreset", **SMALL)  # 23 steps for each of three tasks
     plain = 10 * 23  # on the first task, before it
     on_coresets = 20 * (4 + 7 + 10)
@@ -890,10 +891,10 @@ def test_a_probe_takes_its_task_and_all_its_answers(tmp_path):
     planned = make_plan([one], None, tmp_path)
     (probe,) = planned.probes
     steps, answers = 23, 6 * 5 * 128 / probe.config.batch_size * timing.ANSWER_IN_DOUBLE
-    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: timing.Pace(2.0, 0.0))
+    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: stopwatch.Pace(2.0, 0.0))
     assert found.probes == pytest.approx(2.0 * (steps + answers))
     known = [result(one.config("alasso", 5), 0.5)]  # 10 seconds on the abacus, three tasks
-    found = timing.estimate(planned, known, tmp_path, "abacus", lambda _: timing.Pace(2.0, 0.0))
+    found = timing.estimate(planned, known, tmp_path, "abacus", lambda _: stopwatch.Pace(2.0, 0.0))
     assert found.probes == pytest.approx(10 / (3 * steps) * (steps + answers))
 
 
@@ -907,7 +908,7 @@ def test_the_small_version_of_a_probe_may_have_fewer_weights():
 def test_vcl_is_not_taken_to_be_as_fast_as_the_others(tmp_path):
     one = experiment(runs={"si": {}, "ewc": {}, "vcl": {}, "vcl-coreset": {}}, seeds=1)
     known = [result(one.config("si", 5), 0.5)]  # 10 seconds on the abacus
-    found = timing.estimate(make_plan([one], None, tmp_path), known, tmp_path, "abacus", lambda _: timing.Pace(1, 0))
+    found = timing.estimate(make_plan([one], None, tmp_path), known, tmp_path, "abacus", lambda _: stopwatch.Pace(1, 0))
     assert found.sources == {timing.EARLIER: 0, timing.RESULTS: 2, timing.MEASURED: 2}
 
 
@@ -915,8 +916,8 @@ def test_nor_by_what_a_part_of_the_others_took(tmp_path):
     one = experiment(runs={"si": {}, "ewc": {}, "vcl": {}, "vcl-coreset": {}}, seeds=1)
     planned = make_plan([one], None, tmp_path)
     assert [part.title.partition("tasks")[2] for part in planned.parts] == ["", ", VCL", ", VCL with coresets"]
-    timing.note_part(tmp_path, planned.parts[0].title, "abacus", planned.parts[0].trained, 7.0)
-    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: timing.Pace(1, 0))
+    note_part(tmp_path, planned.parts[0].title, "abacus", planned.parts[0].trained, 7.0)
+    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: stopwatch.Pace(1, 0))
     assert found.sources == {timing.EARLIER: 2, timing.RESULTS: 0, timing.MEASURED: 2}
     assert found.parts[planned.parts[0].title] == pytest.approx(7.0)
 
@@ -925,7 +926,7 @@ def test_times_of_parts_that_were_not_clocked_are_those_of_their_result_files(tm
     one = experiment(runs={"si": {}, "vcl": {}}, seeds=2)
     known = Evidence({"x": one}, [result(one.config(run, 0), 0.5) for run in one.runs], tmp_path)  # 10 seconds each
     clocked, beside = whole_parts([one])
-    timing.note_part(tmp_path, clocked.title, "abacus", clocked.trained, 60.0)
+    note_part(tmp_path, clocked.title, "abacus", clocked.trained, 60.0)
     *_, first, second, last = Document(known, [], out=tmp_path).times().splitlines()
     assert first == f"| {clocked.title} | abacus | 2 | 60 s | 30.0 | 2 | 60 s | 30 s |"
     assert second == f"| {beside.title} (by result files) | abacus | 1 | 10 s | 10.0 | 2 | 20 s | 10 s |"
@@ -933,13 +934,13 @@ def test_times_of_parts_that_were_not_clocked_are_those_of_their_result_files(tm
 
 
 def test_parts_that_are_no_text_are_left_aside(tmp_path):
-    timing.note_part(tmp_path, "a part", "a device", [], 2.0)
+    note_part(tmp_path, "a part", "a device", [], 2.0)
     with (tmp_path / "parts.csv").open("ab") as stream:
         stream.write(b"\xfa\xfb,\xfc\n")
-    assert [row.part for row in timing.read_parts(tmp_path)] == ["a part"]
+    assert [row.part for row in read_parts(tmp_path)] == ["a part"]
     (tmp_path / "parts.csv").write_text("junk,junk\n1,2\n")
     with pytest.raises(AlassoError, match="is no table of times: its first line is not part,device"):
-        timing.read_parts(tmp_path)
+        read_parts(tmp_path)
 
 
 def test_the_time_of_runs_that_diverged_is_counted_with_the_steps_they_made(tmp_path):
@@ -950,7 +951,7 @@ def test_the_time_of_runs_that_diverged_is_counted_with_the_steps_they_made(tmp_
     divergence.write(divergence.Divergence(diverged, 1, "it grew"), {}, tmp_path)
     with carrying.timed(part, "abacus", tmp_path):
         pass
-    (row,) = timing.read_parts(tmp_path)
+    (row,) = read_parts(tmp_path)
     assert (row.runs, row.steps) == (1, counting.steps_of(ended) * 4 // 3)
 
 
@@ -984,7 +985,7 @@ def test_the_papers_document_fills_in_numbers_and_draws(tmp_path):
     for run, final in (("alasso", 0.7), ("si", 0.6), ("single-task", 0.8)):
         data = {"cifar10": "official", "cifar100": "re-split"}
         results.write(result(experiments["cifar"].config(run), final, data=data), tmp_path)
-    timing.note_part(tmp_path, "split-cifar, 30 tasks", "abacus", [experiments["cifar"].config("si")], 90.0)
+    note_part(tmp_path, "split-cifar, 30 tasks", "abacus", [experiments["cifar"].config("si")], 90.0)
     work = Study.read(None, [], [], None, False, Places(tmp_path, tmp_path / "docs" / "d.md", tmp_path / "r.html"))
     text = work.document(work.judged(), drawing=True)
     row = next(line for line in text.splitlines() if line.startswith("| may Ω fall?"))
@@ -1093,7 +1094,7 @@ def test_a_network_that_cannot_be_made_is_said_before_anything_is_run(
     for one in read_experiments(folder).values():  # what is known of this device, so that nothing is measured
         for part in whole_parts([one]):
             (tmp_path / "out").mkdir(exist_ok=True)
-            timing.note_part(tmp_path / "out", part.title, timing.device_name("cpu"), part.trained, 1.0)
+            note_part(tmp_path / "out", part.title, stopwatch.device_name("cpu"), part.trained, 1.0)
     of_study = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu"]
     code, output, errors = command([*of_study, *words], monkeypatch, capsys, width=300)
     assert code == 2 and "experiment later: " in errors and message in errors and len(errors.splitlines()) == 1
@@ -1167,7 +1168,7 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     html = (tmp_path / "out" / "report.html").read_text()
     assert html.index('<section id="claims"><h2>Claims</h2>') < html.index('id="section-0"')
     assert re.search(r'<th scope="row">ALASSO is above SI .*<td data-verdict="holds">holds</td>', html)
-    assert sum(row.runs for row in timing.read_parts(tmp_path / "out")) == 7
+    assert sum(row.runs for row in read_parts(tmp_path / "out")) == 7
 
     gone = next((tmp_path / "out").glob("*_si_*_s0.json"))
     before = results.read(gone)
@@ -1193,8 +1194,8 @@ def test_any_result_that_is_deleted_comes_back(two_lengths, tmp_path, monkeypatc
     assert code == 0, errors
     experiments = read_experiments(two_lengths)
     short, long = (result_path(experiments[name].config("si"), out) for name in ("small", "longer"))
-    (row,) = timing.read_parts(out)
-    assert (row.runs, row.steps) == (4, 4 * timing.steps_of(experiments["longer"].config("si")))
+    (row,) = read_parts(out)
+    assert (row.runs, row.steps) == (4, 4 * counting.steps_of(experiments["longer"].config("si")))
     before = [results.read(path).accuracy for path in (short, long)]
     for gone, said in (
         ([short], "To do: 1 run; 6 already there"),
@@ -1299,7 +1300,7 @@ def test_judging_needs_neither_torch_nor_the_charts(tmp_path):
 def test_a_plan_for_a_cpu_whose_speed_is_known_needs_no_torch(folder, tmp_path):
     config = read_experiments(folder)["small"].config("si")
     (tmp_path / "out").mkdir()
-    timing.note_part(tmp_path / "out", "permuted-digits, 3 tasks", results.cpu_name(), [config], 4.0)
+    note_part(tmp_path / "out", "permuted-digits, 3 tasks", results.cpu_name(), [config], 4.0)
     words = ["reproduce", "--plan", "--device", "cpu", "--study", str(folder), "--out", "out", "--only", "small"]
     script = (
         f"import sys, alasso.cli as cli; sys.argv = ['alasso', *{words!r}]\n"
@@ -1323,21 +1324,21 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
 
     now = iter(range(1000))
     monkeypatch.setattr(train, "run", run)
-    monkeypatch.setattr(timing.time, "monotonic", lambda: float(next(now)))
-    stopwatch = timing.Stopwatch("cpu", lambda line: None)
-    pace = stopwatch(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20))
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: float(next(now)))
+    measure = stopwatch.Stopwatch("cpu", lambda line: None)
+    pace = measure(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20))
     assert pace == (2.0, 1.0 / 64)  # two looks at the clock; and two more, on a batch
-    stopwatch(RunConfig.for_benchmark("permuted-digits", "vcl"))
-    stopwatch(RunConfig.for_benchmark("permuted-digits", "si"))
+    measure(RunConfig.for_benchmark("permuted-digits", "vcl"))
+    measure(RunConfig.for_benchmark("permuted-digits", "si"))
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]
 
 
 def test_steps_that_come_several_at_once_are_counted_each(monkeypatch):
     """Warm with the 18th, the first to come at or after the 16th; then five steps in ten seconds, and enough."""
     clock = iter([0.0, 10.0, 10.0])
-    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
-    meter = timing.Meter(timing.Watching(16, 2, 0.5), lambda: None)
-    with pytest.raises(timing.Enough):
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: next(clock))
+    meter = stopwatch.Meter(stopwatch.Watching(16, 2, 0.5), lambda: None)
+    with pytest.raises(stopwatch.Enough):
         for done in (1, 2, 3, 8, 13, 18, 23):
             meter.step_done(0, 0, done)
     assert meter.seconds == 2.0

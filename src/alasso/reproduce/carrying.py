@@ -24,6 +24,7 @@ from alasso.reproduce import timing
 from alasso.reproduce.counting import is_variational
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.lost import LostStack
+from alasso.reproduce.parts import note_part
 from alasso.reproduce.plan import Part, Plan, Probe, part_title
 from alasso.wording import count_of
 
@@ -158,7 +159,7 @@ def timed(part: Part, device: str, out: Path) -> Iterator[None]:
     finally:
         trained = [config for config in part.trained if result_path(config, out).exists()]
         if out.is_dir():  # a part that was stopped before any of its runs ended took time, too
-            timing.note_part(out, part.title, device, trained, time.monotonic() - began, ended_early(part, out))
+            note_part(out, part.title, device, trained, time.monotonic() - began, ended_early(part, out))
 
 
 def ended_early(part: Part, out: Path) -> list[RunConfig]:

@@ -20,7 +20,7 @@ from alasso.bench.tables import spread
 from alasso.errors import AlassoError
 from alasso.report.groups import Group
 from alasso.report.probe_findings import Measured
-from alasso.reproduce import show, timing
+from alasso.reproduce import parts, show, timing
 from alasso.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
 from alasso.reproduce.computations import Finding, difference, mean
 from alasso.reproduce.counting import EXAMPLES, steps_of
@@ -261,7 +261,7 @@ class Document:
 
     def times(self) -> str:
         """Wall-clock time of each part, as it was carried out; of others, what their result files say."""
-        clocked = timing.summed(timing.read_parts(self.out))
+        clocked = parts.summed(parts.read_parts(self.out))
         if not clocked:
             return "No part has been timed by the clock; what runs took by themselves is in their files."
         whole, one_seed = (self._runs_of_parts(seeds) for seeds in (None, 1))
@@ -282,11 +282,11 @@ class Document:
         rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *at_rate])
         return markdown_table(rows, right=(2, 3, 4, 5, 6, 7))
 
-    def _by_result_files(self) -> list[timing.Row]:
+    def _by_result_files(self) -> list[parts.Row]:
         """What runs took by themselves, which leaves out what lies between them."""
         of_known_size = [result for result in self._all_results() if result.config.benchmark in EXAMPLES]
-        return timing.summed(
-            timing.Row(
+        return parts.summed(
+            parts.Row(
                 part_title(one.config), device_of(one.environment), 1, steps_of(one.config), one.seconds, finished=""
             )
             for one in of_known_size

@@ -13,7 +13,7 @@ from alasso.bench.editions import refuse_changed_images
 from alasso.bench.results import Result, checkpoint_path, environment, read_all, result_path
 from alasso.bench.waypoints import but_for_tasks
 from alasso.errors import AlassoError
-from alasso.reproduce import timing
+from alasso.reproduce import stopwatch, timing
 from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence
@@ -123,8 +123,8 @@ class Study:
 
     def estimate(self, plan: Plan, device: str, say: Callable[[str], None]) -> timing.Estimate:
         known = self.evidence().results_of(self.experiments)
-        stopwatch = timing.Stopwatch(device, say)
-        return timing.estimate(plan, known, self.places.out, timing.device_name(device), stopwatch)
+        measure = stopwatch.Stopwatch(device, say)
+        return timing.estimate(plan, known, self.places.out, stopwatch.device_name(device), measure)
 
     def judged(self, evidence: Evidence | None = None) -> list[Judged]:
         return judge_all(self.claims.tested, evidence or self.evidence())

@@ -10,96 +10,25 @@ Counted are optimizer steps; what a step takes is looked up in this order:
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import datetime
 import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from alasso.bench.atomic import disk_errors_as_advice
-from alasso.bench.catalog import METHODS
 from alasso.bench.config import RunConfig
-from alasso.bench.progress import Quiet
 from alasso.bench.results import Result, device_of
-from alasso.errors import AlassoError
-from alasso.reproduce.counting import (
-    EXAMPLES,
-    answers_of,
-    coreset_steps,
-    is_variational,
-    plain_steps,
-    slow_kind,
-    steps_in,
-    steps_of,
-)
+from alasso.reproduce.counting import EXAMPLES, answers_of, coreset_steps, plain_steps, slow_kind, steps_of
+from alasso.reproduce.parts import read_parts, summed
 from alasso.reproduce.plan import Plan, Probe, part_title
+from alasso.reproduce.stopwatch import Pace, plainly
 from alasso.wording import count_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from alasso.bench.streams import Stream
-
-PARTS_FILE = "parts.csv"
-COLUMNS = ("part", "device", "runs", "steps", "seconds", "finished")
-EARLIER, RESULTS, MEASURED = "earlier parts", "results there", "measured now"
-
-SHAPES = {
-    "permuted-digits": (64,),
-    "permuted-mnist": (784,),
-    "permuted-fashion-mnist": (784,),
-    "split-cifar": (3, 32, 32),
-    "split-tiny-imagenet": (3, 224, 224),
-}
-SMALL_BATCH = 4  # on a CPU a batch of large images takes seconds: a small one is measured and scaled
-
-
-@dataclass(frozen=True)
-class Watching:
-    """How long steps are watched: so many to warm up, then ``seconds``, but no fewer than ``least`` steps."""
-
-    warm_up: int
-    least: int
-    seconds: float
-
-
-ANSWERS = 3  # to a batch each
-
-#: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
-ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
-
-
-class Pace(NamedTuple):
-    """Seconds of an optimizer step, and of the answer to a test example."""
-
-    step: float
-    answer: float
-
 
 Measure = Callable[[RunConfig], Pace]
 
+EARLIER, RESULTS, MEASURED = "earlier parts", "results there", "measured now"
+
 #: Of a step's time, for as many examples: a third of it goes forward, and twice the digits take twice as long.
 ANSWER_IN_DOUBLE = 2 / 3
-
-
-@dataclass(frozen=True)
-class Row:
-    """One part as it was carried out; ``steps`` is 0 where it is not known how many its runs have."""
-
-    part: str
-    device: str
-    runs: int
-    steps: int
-    seconds: float
-    finished: str
-
-    def seconds_for(self, configs: Sequence[RunConfig]) -> float | None:
-        """What these would take at its rate."""
-        return self.seconds / self.steps * steps_in(configs) if self.steps else None
 
 
 @dataclass(frozen=True)
@@ -193,11 +122,6 @@ def at_pace(config: RunConfig, measure: Measure) -> float:
     return (steps_of(config) + coreset_steps(config)) * pace.step + answers_of(config) * pace.answer + beside
 
 
-def plainly(config: RunConfig) -> RunConfig:
-    """The same network without a method."""
-    return dataclasses.replace(config, method="sgd", settings={}, memory=0)
-
-
 def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
     """Seconds of a run, by what a step took in results of the same benchmark: of the same method if there are any, else
     of those that take about as long.
@@ -207,202 +131,3 @@ def from_results(config: RunConfig, known: Sequence[Result]) -> float | None:
     of_kind = [result for result in of_benchmark if slow_kind(result.config) == slow_kind(config)]
     rates = [result.seconds / steps_of(result.config) for result in of_method or of_kind]
     return statistics.median(rates) * steps_of(config) if rates else None
-
-
-# -- what parts took ----------------------------------------------------------------------------------------------
-
-
-def read_parts(out: Path) -> list[Row]:
-    """What was noted; lines that are not whole are left aside."""
-    path = out / PARTS_FILE
-    if not path.exists():
-        return []
-    rows = []
-    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        reader = csv.DictReader(stream)
-        if reader.fieldnames is not None and list(reader.fieldnames) != list(COLUMNS):
-            raise AlassoError(
-                f"{path} is no table of times: its first line is not {','.join(COLUMNS)}; delete the file"
-            )
-        for raw in reader:
-            try:
-                rows.append(
-                    Row(raw["part"], raw["device"], int(raw["runs"]), int(raw["steps"]), float(raw["seconds"]),
-                        raw["finished"])
-                )  # fmt: skip
-            except (KeyError, TypeError, ValueError):
-                continue
-    return rows
-
-
-def summed(rows: Iterable[Row]) -> list[Row]:
-    """One row for each part and device."""
-    by_part: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        by_part.setdefault((row.part, row.device), []).append(row)
-    return [
-        Row(
-            part,
-            device,
-            sum(row.runs for row in noted),
-            sum(row.steps for row in noted),
-            sum(row.seconds for row in noted),
-            max(row.finished for row in noted),
-        )
-        for (part, device), noted in by_part.items()
-    ]
-
-
-def note_part(
-    out: Path,
-    title: str,
-    device: str,
-    finished: Iterable[RunConfig],
-    seconds: float,
-    ended_early: Iterable[RunConfig] = (),
-) -> None:
-    """One more line of ``parts.csv``: wall-clock time of a part, or of as much of it as was done.
-
-    ``ended_early``: runs that diverged, up to there; their steps took time, too.
-    """
-    done = list(finished)
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    steps = steps_in(config for config in (*done, *ended_early) if config.benchmark in EXAMPLES)
-    path = out / PARTS_FILE
-    with disk_errors_as_advice(out):
-        new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            if new:
-                writer.writerow(COLUMNS)
-            writer.writerow([title, device, len(done), steps, f"{seconds:.1f}", now])
-
-
-# -- measuring ----------------------------------------------------------------------------------------------------
-
-
-def device_name(device: str) -> str:
-    """As result files name it."""
-    from alasso.bench.results import cpu_name
-
-    if device == "cpu":
-        return cpu_name()  # without the seconds that torch takes to be imported
-    import torch
-
-    from alasso.bench.train import torch_device
-
-    place = torch_device(device)
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else cpu_name()
-
-
-class Stopwatch:
-    """How fast runs are, measured once for each benchmark and network, and once more for VCL."""
-
-    def __init__(self, device: str, say: Callable[[str], None]) -> None:
-        self.device, self.say = device, say
-        self.measured: dict[tuple[object, ...], Pace] = {}
-
-    def __call__(self, config: RunConfig) -> Pace:
-        # VCL has twice the weights and more; the others are near one another.
-        key = (config.benchmark, config.model, config.hidden, config.batch_size, is_variational(config))
-        if key not in self.measured:
-            if not self.measured:
-                self.say("measuring how fast this device is")
-            pace = Pace(seconds_of_a_step(config, self.device), seconds_of_an_answer(config, self.device))
-            self.measured[key] = pace
-        return self.measured[key]
-
-
-def seconds_of_a_step(config: RunConfig, device: str) -> float:
-    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off."""
-    from alasso.bench.train import run, torch_device
-
-    place = torch_device(device)
-    on_cpu = place.type == "cpu"
-    stand_in, scale = to_measure(config, on_cpu=on_cpu)
-    meter = Meter(ON_CPU if on_cpu else ON_GPU, waiting_for(place))
-    try:
-        run(stand_in, stream=random_stream(stand_in, place), device=device, observer=meter)
-    except Enough:
-        return scale * meter.seconds
-    raise AssertionError("a million epochs went by")
-
-
-def seconds_of_an_answer(config: RunConfig, device: str) -> float:
-    """Test a network as it begins on a batch of random inputs."""
-    from alasso.bench.train import few_threads_for, make_learner, torch_device
-
-    place = torch_device(device)
-    stand_in, _ = to_measure(config, on_cpu=place.type == "cpu")
-    stream, finish = random_stream(stand_in, place), waiting_for(place)
-    learner = make_learner(stand_in, stream, None, place)
-    taken = []
-    with few_threads_for(learner):
-        for _ in range(1 + ANSWERS):  # the first one touches its memory, or chooses its kernels
-            finish()
-            began = time.monotonic()
-            learner.accuracies_on(stream.tasks)
-            finish()
-            taken.append(time.monotonic() - began)
-    return statistics.median(taken[1:]) / len(stream.tasks[0].test)
-
-
-def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
-    """What is begun in place of a run, and how many times as long a step of the run itself takes.
-
-    On a CPU it is a run without a method, unless that is VCL: compiling would take longer than all the rest, and a
-    compiled step with the penalty takes about as long as a plain one.
-    """
-    changes: dict[str, Any] = {"tasks": 1, "epochs": 10**6}
-    if is_variational(config):  # without coresets, and without training before training: these are counted apart
-        own = {name: value for name, value in config.settings.items() if name in METHODS["vcl"].settings}
-        changes |= {"method": "vcl", "settings": {**own, "point_epochs": 0}}
-    elif on_cpu:
-        config = plainly(config)
-    scale, shape = 1.0, SHAPES[config.benchmark]
-    if on_cpu and len(shape) == 3 and shape[-1] > 64:
-        scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
-    return dataclasses.replace(config, **changes), scale
-
-
-def random_stream(config: RunConfig, place: torch.device) -> Stream:
-    """One task of eight batches, tested on one."""
-    import torch
-
-    from alasso.bench.streams import Stream
-
-    count, classes = 8 * config.batch_size, config.classes_per_task or 10
-    x, y = torch.rand(count, *SHAPES[config.benchmark]), torch.arange(count) % classes
-    return Stream.of([((x, y), (x[: config.batch_size], y[: config.batch_size]))], device=place)
-
-
-def waiting_for(place: torch.device) -> Callable[[], None]:
-    import torch
-
-    return torch.cuda.synchronize if place.type == "cuda" else lambda: None
-
-
-class Enough(Exception):
-    """The meter has seen what it needs."""
-
-
-class Meter(Quiet):
-    """Watches steps after those that warm up."""
-
-    def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:
-        self.watching, self.finish = watching, finish
-        self.began: float | None = None
-        self.seconds, self.before = 0.0, 0
-
-    def step_done(self, task: int, epoch: int, done: int) -> None:
-        if done < self.watching.warm_up:
-            return
-        if self.began is None:
-            self.finish()
-            self.began, self.before = time.monotonic(), done
-        made = done - self.before  # steps may come several at once
-        enough = made >= self.watching.least
-        if enough and time.monotonic() - self.began > self.watching.seconds:
-            self.finish()
-            self.seconds = (time.monotonic() - self.began) / made
-            raise Enough

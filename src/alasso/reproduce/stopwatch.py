@@ -1,0 +1,183 @@
+"""How fast a device is: a run on random inputs is begun, watched for a moment and broken off."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from alasso.bench.catalog import METHODS
+from alasso.bench.config import RunConfig
+from alasso.bench.progress import Quiet
+from alasso.reproduce.counting import is_variational
+
+if TYPE_CHECKING:
+    import torch
+
+    from alasso.bench.streams import Stream
+
+SHAPES = {
+    "permuted-digits": (64,),
+    "permuted-mnist": (784,),
+    "permuted-fashion-mnist": (784,),
+    "split-cifar": (3, 32, 32),
+    "split-tiny-imagenet": (3, 224, 224),
+}
+SMALL_BATCH = 4  # on a CPU a batch of large images takes seconds: a small one is measured and scaled
+
+
+@dataclass(frozen=True)
+class Watching:
+    """How long steps are watched: so many to warm up, then ``seconds``, but no fewer than ``least`` steps."""
+
+    warm_up: int
+    least: int
+    seconds: float
+
+
+ANSWERS = 3  # to a batch each
+
+#: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
+ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
+
+
+class Pace(NamedTuple):
+    """Seconds of an optimizer step, and of the answer to a test example."""
+
+    step: float
+    answer: float
+
+
+def device_name(device: str) -> str:
+    """As result files name it."""
+    from alasso.bench.results import cpu_name
+
+    if device == "cpu":
+        return cpu_name()  # without the seconds that torch takes to be imported
+    import torch
+
+    from alasso.bench.train import torch_device
+
+    place = torch_device(device)
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else cpu_name()
+
+
+class Stopwatch:
+    """How fast runs are, measured once for each benchmark and network, and once more for VCL."""
+
+    def __init__(self, device: str, say: Callable[[str], None]) -> None:
+        self.device, self.say = device, say
+        self.measured: dict[tuple[object, ...], Pace] = {}
+
+    def __call__(self, config: RunConfig) -> Pace:
+        # VCL has twice the weights and more; the others are near one another.
+        key = (config.benchmark, config.model, config.hidden, config.batch_size, is_variational(config))
+        if key not in self.measured:
+            if not self.measured:
+                self.say("measuring how fast this device is")
+            pace = Pace(seconds_of_a_step(config, self.device), seconds_of_an_answer(config, self.device))
+            self.measured[key] = pace
+        return self.measured[key]
+
+
+def seconds_of_a_step(config: RunConfig, device: str) -> float:
+    """Begin a run on random inputs of the benchmark's shape, watch it for a moment, and break it off."""
+    from alasso.bench.train import run, torch_device
+
+    place = torch_device(device)
+    on_cpu = place.type == "cpu"
+    stand_in, scale = to_measure(config, on_cpu=on_cpu)
+    meter = Meter(ON_CPU if on_cpu else ON_GPU, waiting_for(place))
+    try:
+        run(stand_in, stream=random_stream(stand_in, place), device=device, observer=meter)
+    except Enough:
+        return scale * meter.seconds
+    raise AssertionError("a million epochs went by")
+
+
+def seconds_of_an_answer(config: RunConfig, device: str) -> float:
+    """Test a network as it begins on a batch of random inputs."""
+    from alasso.bench.train import few_threads_for, make_learner, torch_device
+
+    place = torch_device(device)
+    stand_in, _ = to_measure(config, on_cpu=place.type == "cpu")
+    stream, finish = random_stream(stand_in, place), waiting_for(place)
+    learner = make_learner(stand_in, stream, None, place)
+    taken = []
+    with few_threads_for(learner):
+        for _ in range(1 + ANSWERS):  # the first one touches its memory, or chooses its kernels
+            finish()
+            began = time.monotonic()
+            learner.accuracies_on(stream.tasks)
+            finish()
+            taken.append(time.monotonic() - began)
+    return statistics.median(taken[1:]) / len(stream.tasks[0].test)
+
+
+def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
+    """What is begun in place of a run, and how many times as long a step of the run itself takes.
+
+    On a CPU it is a run without a method, unless that is VCL: compiling would take longer than all the rest, and a
+    compiled step with the penalty takes about as long as a plain one.
+    """
+    changes: dict[str, Any] = {"tasks": 1, "epochs": 10**6}
+    if is_variational(config):  # without coresets, and without training before training: these are counted apart
+        own = {name: value for name, value in config.settings.items() if name in METHODS["vcl"].settings}
+        changes |= {"method": "vcl", "settings": {**own, "point_epochs": 0}}
+    elif on_cpu:
+        config = plainly(config)
+    scale, shape = 1.0, SHAPES[config.benchmark]
+    if on_cpu and len(shape) == 3 and shape[-1] > 64:
+        scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
+    return dataclasses.replace(config, **changes), scale
+
+
+def plainly(config: RunConfig) -> RunConfig:
+    """The same network without a method."""
+    return dataclasses.replace(config, method="sgd", settings={}, memory=0)
+
+
+def random_stream(config: RunConfig, place: torch.device) -> Stream:
+    """One task of eight batches, tested on one."""
+    import torch
+
+    from alasso.bench.streams import Stream
+
+    count, classes = 8 * config.batch_size, config.classes_per_task or 10
+    x, y = torch.rand(count, *SHAPES[config.benchmark]), torch.arange(count) % classes
+    return Stream.of([((x, y), (x[: config.batch_size], y[: config.batch_size]))], device=place)
+
+
+def waiting_for(place: torch.device) -> Callable[[], None]:
+    import torch
+
+    return torch.cuda.synchronize if place.type == "cuda" else lambda: None
+
+
+class Enough(Exception):
+    """The meter has seen what it needs."""
+
+
+class Meter(Quiet):
+    """Watches steps after those that warm up."""
+
+    def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:
+        self.watching, self.finish = watching, finish
+        self.began: float | None = None
+        self.seconds, self.before = 0.0, 0
+
+    def step_done(self, task: int, epoch: int, done: int) -> None:
+        if done < self.watching.warm_up:
+            return
+        if self.began is None:
+            self.finish()
+            self.began, self.before = time.monotonic(), done
+        made = done - self.before  # steps may come several at once
+        enough = made >= self.watching.least
+        if enough and time.monotonic() - self.began > self.watching.seconds:
+            self.finish()
+            self.seconds = (time.monotonic() - self.began) / made
+            raise Enough
