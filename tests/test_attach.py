@@ -431,22 +431,48 @@ class HalvesGradients(torch.optim.SGD):
 
     def step(self, closure=None):
         loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad.mul_(0.5)
+        self.halve()
         super().step()
         return loss
 
+    def halve(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+
+
+class PutsHalvesInTheirPlace(HalvesGradients):
+    def halve(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = 0.5 * p.grad
+
+
+class HalvesInItsClosure(HalvesGradients):
+    """Its parent's step() is given a closure of its own."""
+
+    def step(self, closure=None):
+        if closure is None:
+            return super().step()
+
+        def closure_then_halve():
+            loss = closure()
+            self.halve()
+            return loss
+
+        return torch.optim.SGD.step(self, closure_then_halve)
+
 
 @pytest.mark.parametrize("with_closure", [False, True])
-def test_what_an_optimizer_does_to_gradients_within_its_step_counts_and_does_not_reach_the_path(with_closure):
+@pytest.mark.parametrize("kind", [HalvesGradients, PutsHalvesInTheirPlace, HalvesInItsClosure])
+def test_what_an_optimizer_does_to_gradients_within_its_step_counts_and_does_not_reach_the_path(kind, with_closure):
     """Half the gradient at twice the rate: all the same, the penalty's share included."""
     plain = mlp(6, 12, 4)
     halved = copy.deepcopy(plain)
     trained = []
     for model, optimizer in (
         (plain, torch.optim.SGD(plain.parameters(), lr=0.05)),
-        (halved, HalvesGradients(halved.parameters(), lr=0.1)),
+        (halved, kind(halved.parameters(), lr=0.1)),
     ):
         reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
         paths = []
@@ -464,6 +490,62 @@ def test_what_an_optimizer_does_to_gradients_within_its_step_counts_and_does_not
         torch.testing.assert_close(found, expected)
 
 
+class LeavesOutLastBias(HalvesGradients):
+    def halve(self):
+        super().halve()
+        self.param_groups[0]["params"][-1].grad = None
+
+
+def test_an_optimizer_may_drop_a_gradient_within_its_step():
+    plain = mlp(6, 12, 4)
+    dropping = copy.deepcopy(plain)
+    for model, optimizer in (
+        (plain, torch.optim.SGD(list(plain.parameters())[:-1], lr=0.05)),
+        (dropping, LeavesOutLastBias(dropping.parameters(), lr=0.1)),
+    ):
+        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        for task in TASKS:
+            for batch in task:
+                model.zero_grad()
+                step(model, optimizer, batch)
+            assert reg.steps == len(task)
+            reg.consolidate()
+    torch.testing.assert_close(weights(dropping), weights(plain))
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, HalvesGradients])
+def test_after_a_step_that_was_interrupted_training_goes_on_as_if_it_had_not_been_begun(kind, set_to_none):
+    """Both have two step() methods that torch hooks, their parents' being in use, too."""
+    kind.__mro__[1]([nn.Parameter(torch.zeros(1))])
+    interrupt = [False]
+
+    def interrupted(*_):
+        if interrupt[0]:
+            interrupt[0] = False
+            raise KeyboardInterrupt
+
+    torch.manual_seed(0)
+    plain = mlp(6, 12, 4)
+    disturbed = copy.deepcopy(plain)
+    for model in (plain, disturbed):
+        optimizer = kind(model.parameters(), lr=0.01)
+        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        optimizer.register_step_pre_hook(interrupted)
+        run(model, optimizer, TASKS[0])
+        reg.consolidate()
+        for i, (x, y) in enumerate(TASKS[1]):
+            if model is disturbed and i == 3:
+                interrupt[0] = True
+                with pytest.raises(KeyboardInterrupt):
+                    step(model, optimizer, TASKS[2][0])
+            optimizer.zero_grad(set_to_none=set_to_none)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        assert reg.steps == len(TASKS[1])
+    assert same(weights(plain), weights(disturbed))
+
+
 # -- mixed precision -----------------------------------------------------------------------------------------
 
 
@@ -479,11 +561,13 @@ def test_a_fused_optimizer_leaves_gradients_unscaled_with_the_library_and_withou
     x, y = TASKS[0][0]
     loss = nn.functional.cross_entropy(model(x), y)
     expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    (scaler.scale(loss) * (float("inf") if infinite else 1.0)).backward()
+    scaler.scale(loss).backward()
+    if infinite:  # one number is enough for the step to be skipped, and all others can be seen to stay scaled
+        model[0].weight.grad[0, 0] = float("inf")
     scaled = [p.grad.clone() for p in model.parameters()]
     scaler.step(optimizer)
     for p, g in zip(model.parameters(), scaled if infinite else expected, strict=True):
-        torch.testing.assert_close(p.grad, g, equal_nan=True)
+        torch.testing.assert_close(p.grad, g)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -625,6 +709,22 @@ def test_a_path_method_warns_of_a_penalty_that_is_added_before_it_looks():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ALASSO(model).attach(optimizer)
     EWC(model).attach(optimizer)  # has no path: nothing to warn of
+
+
+def test_with_two_regularizers_gradients_after_a_step_are_the_tasks_own():
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    path, strong = SI(model, c=1.0, xi=1e-3).attach(optimizer), MAS(model, lam=20.0).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    path.consolidate()
+    strong.consolidate(TASKS[0])
+    run(model, optimizer, TASKS[1][:2])
+    x, y = TASKS[1][2]
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    assert same(before, [p.grad for p in model.parameters()])
 
 
 # -- constants, and what users do beside the loop --------------------------------------------------------------

@@ -116,6 +116,32 @@ def test_gap_to_the_best_of_others_by_their_means():
     assert found.value == pytest.approx(0.2) and found.note == "best other: si"
 
 
+def of_seeds(finals):
+    """``finals``: run, of one of two experiments, x and y → {seed: final accuracies}."""
+    both = {"x": experiment(), "y": experiment("y", fields={**SMALL, "hidden": 16})}
+    parted = {tuple(reference.split("/")): seeds for reference, seeds in finals.items()}
+    found = [result(both[e].config(run, s), f) for (e, run), seeds in parted.items() for s, f in seeds.items()]
+    return Evidence(both, found)
+
+
+def test_runs_of_one_name_in_two_experiments_are_two():
+    known = of_seeds({"x/alasso": {0: 0.8}, "x/si": {0: 0.79}, "y/si": {0: 0.2}})
+    others = ["x/si", "y/si"]
+    assert computed("gap_to_best_other", known, of="x/alasso", others=others).value == pytest.approx(0.01)
+    assert computed("order", known, rising=[others, ["x/alasso"]]).value == pytest.approx(0.01)
+    assert computed("spread", known, over=others).value == pytest.approx(0.59)
+    assert computed("spread", known, over=others[::-1]).value == pytest.approx(0.59)
+
+
+def test_each_comparison_needs_only_a_seed_of_its_own():
+    known = of_seeds({"x/alasso": {0: 0.8, 1: 0.9}, "x/si": {0: 0.5}, "x/ewc": {1: 0.7}})
+    assert computed("gap_to_best_other", known, of="x/alasso", others=["x/si", "x/ewc"]).value == pytest.approx(0.2)
+    table = {"x/si": 0.5, "x/ewc": 0.6}
+    assert computed("largest_deviation", known, table=table).value == pytest.approx(0.1)
+    with pytest.raises(NotRun, match="x/ewc and x/si with a seed in common"):
+        computed("order", known, rising=[["x/si"], ["x/ewc"]])
+
+
 def test_gap_to_the_least_of_others():
     known = evidence({"alasso": [0.8], "si": [0.5], "ewc": [0.7]})  # F: 0.1, 0.4, 0.2
     found = computed("gap_to_least_other", known, of="x/alasso", others=["x/si", "x/ewc"], measure="F")
@@ -205,6 +231,9 @@ def test_tasks_that_come_near_a_bound():
     assert computed("tasks_near", known, **arguments).value == 1.0
     assert computed("tasks_near", known, **arguments, within=0.001).value == 0.0
     assert computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=1).note == "1 of 3 tasks"
+    known = of_seeds({"x/alasso": {0: 0.9, 1: 0.1}, "x/single-task": {0: 0.8}})  # over the seed that both have
+    found = computed("tasks_near", known, of="x/alasso", bound="x/single-task", every=1)
+    assert (found.note, found.seeds) == ("3 of 3 tasks", 1)
 
 
 PROBED = {"weights": 3, "offsets": 3, "examples": 5}

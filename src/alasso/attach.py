@@ -13,8 +13,10 @@ own does to ``p.grad`` within its step, which may be anything, it does to that t
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -40,6 +42,7 @@ class OpenStep(NamedTuple):
     parameter: nn.Parameter
     task_grad: Tensor
     total_grad: Tensor
+    version: int  # of total_grad: how often it had been written to
     theta_before: Tensor | None
     to_objective: float | Tensor | None  # factor from the task's loss to what the optimizer sees; None is 1
 
@@ -84,7 +87,7 @@ class Exchange:
 
     def remove(self) -> None:
         """Leave the optimizer as it was."""
-        self.give_back_gradients()
+        self.take_back_gradients()
 
     # -- before the step -------------------------------------------------------------------------------------
 
@@ -129,7 +132,7 @@ class Exchange:
         if not (to_objective is None and self._opened_in_one_pass(parameter, task_grad, total_grad, before, state)):
             self._open_plainly(name, parameter, task_grad, total_grad, before, state, to_objective)
         parameter.grad = total_grad
-        self._open.append(OpenStep(name, parameter, task_grad, total_grad, before, to_objective))
+        self._open.append(OpenStep(name, parameter, task_grad, total_grad, total_grad._version, before, to_objective))
 
     def _opened_in_one_pass(
         self, parameter: nn.Parameter, task_grad: Tensor, total_grad: Tensor, before: Tensor | None, state: Any
@@ -222,6 +225,14 @@ class Exchange:
                 step.parameter.grad = step.task_grad
         self._open.clear()
 
+    @torch.no_grad()
+    def take_back_gradients(self) -> None:
+        """After a step that raised: what has been written since into the gradient that it left is the task's own."""
+        for step in self._open:
+            if step.parameter.grad is step.total_grad and step.total_grad._version != step.version:
+                step.task_grad.copy_(step.total_grad)
+        self.give_back_gradients()
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """What the optimizer holds."""
         for group in self.optimizer.param_groups:
@@ -271,13 +282,16 @@ class Attachment(Exchange):
     def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
         super().__init__(regularizer, optimizer)
         self._engine = engine_for(optimizer)
-        self._within = 0  # step() methods of parents that have begun within this optimizer's own
+        self._outermost: FrameType | None = None  # torch's call of these hooks, until the step has ended
+        self._within = 0  # step() methods of parents that have begun within that one
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._warn_of_earlier_ones()
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+        # Of several regularizers, the one whose step began last ends it first: each finds the gradients it left.
+        optimizer._optimizer_step_post_hooks.move_to_end(self._handles[1].id, last=False)
 
     def _warn_of_earlier_ones(self) -> None:
         """A path integral is over the task's own gradient: with another penalty in it, it would be a wrong one."""
@@ -329,11 +343,12 @@ class Attachment(Exchange):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         args = args[1:] if args and args[0] is optimizer else args
         closure = args[0] if args else kwargs.get("closure")
-        if self._is_the_parents() or getattr(closure, "attachment", None) is self:
+        caller = sys._getframe(1)
+        if self._is_within_a_step(caller):
             self._within += 1
             return None
-        self._within = 0
-        self.give_back_gradients()  # a step that raised left them exchanged
+        self._outermost, self._within = caller, 0
+        self.take_back_gradients()  # a step that raised left them exchanged
         if closure is None:
             self.open()
             return None
@@ -343,14 +358,16 @@ class Attachment(Exchange):
             return (optimizer, wrapped, *args[1:]), kwargs
         return (optimizer,), {**kwargs, "closure": wrapped}
 
-    def _is_the_parents(self) -> bool:
-        """Whether the step() of a subclass, maybe after it changed the gradients, has called its parent's: torch runs
-        the hooks for that one, too.
+    def _is_within_a_step(self, caller: FrameType | None) -> bool:
+        """Whether the step() of a subclass has called its parent's: torch runs the hooks for that one, too.
+
+        A step that raised has not ended, either, but nobody is within it any more.
         """
-        if not self.is_open or any(step.parameter.grad is not step.total_grad for step in self._open):
-            return False
-        hooked = [kind for kind in type(self.optimizer).__mro__ if getattr(vars(kind).get("step"), "hooked", False)]
-        return len(hooked) > 1
+        while self._outermost is not None and caller is not None:
+            if caller is self._outermost:
+                return True
+            caller = caller.f_back
+        return False
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:
@@ -363,13 +380,13 @@ class Attachment(Exchange):
             self.open()
             return loss
 
-        closure_then_penalty.attachment = self  # type: ignore[attr-defined]
         return closure_then_penalty
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._within:
             self._within -= 1
         else:
+            self._outermost = None
             self.close()
 
 

@@ -189,7 +189,7 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
 class Rehearsal(Evidence):
     """Evidence with made-up numbers: what a computation complains of here, it would complain of after all runs."""
 
-    def values(self, references: Sequence[str], measure: str = "A") -> dict[str, Values]:
+    def measured(self, references: Sequence[str], measure: str) -> dict[str, Values]:
         for reference in references:
             if isinstance(reference, str) and len(reference) == 1:  # of a text that was taken apart
                 raise AlassoError("a list of runs belongs where a text stands, or a list of lists where a list does")

@@ -67,19 +67,15 @@ def run_name(reference: str) -> str:
 
 def require(evidence: Evidence, references: Sequence[str], measure: str) -> None:
     """Say all that is missing, and not only what is asked for first."""
-    evidence.values(references, measure)
+    evidence.measured(references, measure)
 
 
-def least(found: Mapping[str, Finding]) -> Finding:
-    """The one with the least value, with its name as a note."""
-    name = min(found, key=lambda name: found[name].value)
-    return replace(found[name], note=name)
+def value_of(finding: Finding) -> float:
+    return finding.value
 
 
-def largest(found: Mapping[str, Finding]) -> Finding:
-    """The one with the largest value, with its name as a note."""
-    name = max(found, key=lambda name: found[name].value)
-    return replace(found[name], note=name)
+def gap(evidence: Evidence, of: str, less: str, measure: str, note: str) -> Finding:
+    return replace(difference(evidence, of=of, less=less, measure=measure), note=note)
 
 
 def best_of(evidence: Evidence, references: Sequence[str], measure: str) -> str:
@@ -104,29 +100,23 @@ def difference(evidence: Evidence, *, of: str, less: str, measure: str = "A") ->
 def gap_to_best_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str = "A") -> Finding:
     """How far a run lies above the best of others."""
     require(evidence, [of, *others], measure)
-    gaps = {f"best other: {run_name(ref)}": difference(evidence, of=of, less=ref, measure=measure) for ref in others}
-    return least(gaps)
+    return min((gap(evidence, of, ref, measure, f"best other: {run_name(ref)}") for ref in others), key=value_of)
 
 
 def gap_to_least_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str) -> Finding:
     """How far a run lies below the least of others, for measures of which less is better."""
     require(evidence, [of, *others], measure)
-    gaps = {f"least other: {run_name(ref)}": difference(evidence, of=ref, less=of, measure=measure) for ref in others}
-    return least(gaps)
+    return min((gap(evidence, ref, of, measure, f"least other: {run_name(ref)}") for ref in others), key=value_of)
 
 
 def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str = "A") -> Finding:
     """The smallest step from any run of one level to any run of the next: above zero where the levels rise."""
     require(evidence, [ref for level in rising for ref in level], measure)
     pairs = [(low, high) for below, level in pairwise(rising) for low in below for high in level]
-    return least(
-        {
-            f"smallest step: {run_name(low)} → {run_name(high)}": difference(
-                evidence, of=high, less=low, measure=measure
-            )
-            for low, high in pairs
-        }
-    )
+    steps = [
+        gap(evidence, high, low, measure, f"smallest step: {run_name(low)} → {run_name(high)}") for low, high in pairs
+    ]
+    return min(steps, key=value_of)
 
 
 def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Finding:
@@ -138,12 +128,11 @@ def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Fin
 def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Finding:
     """The best less the worst of several runs."""
     require(evidence, over, measure)
-    return largest(
-        {
-            f"from {run_name(low)} to {run_name(high)}": difference(evidence, of=high, less=low, measure=measure)
-            for low, high in permutations(over, 2)
-        }
-    )
+    ranges = [
+        gap(evidence, high, low, measure, f"from {run_name(low)} to {run_name(high)}")
+        for low, high in permutations(over, 2)
+    ]
+    return max(ranges, key=value_of)
 
 
 def gain_of_best(evidence: Evidence, *, among: Sequence[str], less: str, measure: str = "A") -> Finding:
@@ -158,8 +147,8 @@ def largest_deviation(evidence: Evidence, *, table: Mapping[str, float], measure
     require(evidence, list(table), measure)
     found = {ref: mean(evidence, of=ref, measure=measure) for ref in table}
     shown = ", ".join(f"{run_name(ref)}: {of_run.value:.3f}" for ref, of_run in found.items())
-    away = {ref: replace(of_run, value=abs(of_run.value - table[ref])) for ref, of_run in found.items()}
-    return replace(largest(away), note=shown)
+    away = [replace(of_run, value=abs(of_run.value - table[ref]), note=shown) for ref, of_run in found.items()]
+    return max(away, key=value_of)
 
 
 def smaller_loss(
@@ -167,13 +156,13 @@ def smaller_loss(
 ) -> Finding:
     """By how much less a run loses from one setting to another (two names each) than whichever other loses least."""
     require(evidence, [*of, *(ref for pair in others for ref in pair)], measure)
-    found = {}
+    found = []
     for before, after in others:
         values = evidence.values([*of, before, after], measure)
         own, other = minus(values[of[0]], values[of[1]]), minus(values[before], values[after])
         note = f"loses {average(own):.3f}; {run_name(before)} loses {average(other):.3f}"
-        found[note] = over_seeds(minus(other, own))
-    return least(found)
+        found.append(over_seeds(minus(other, own), note))
+    return min(found, key=value_of)
 
 
 def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure: str = "A") -> Finding:
@@ -201,13 +190,16 @@ def growth_of_gap(evidence: Evidence, *, of: str, less: str) -> Finding:
 
 def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, within: float = 0.01) -> Finding:
     """At which share of every so-many-th tasks the final accuracy, mean over seeds, comes near another run's."""
-    found = evidence.groups([of, bound])
-    final = {ref: group.matrices[:, -1, :].mean(axis=0) for ref, group in found.items()}
+    seeds = sorted(evidence.values([of, bound])[of])
+    final = {
+        ref: np.mean([group.matrices[group.seeds.index(seed), -1, :] for seed in seeds], axis=0)
+        for ref, group in evidence.groups([of, bound]).items()
+    }
     shown = np.arange(every - 1, len(final[of]), every)
     near = final[of][shown] >= final[bound][shown] - within
     value = float(near.mean()) if len(shown) else math.nan
     note = f"{int(near.sum())} of {len(shown)} tasks"
-    return Finding(value, None, min(len(group.results) for group in found.values()), note)
+    return Finding(value, None, len(seeds), note)
 
 
 def probe_evenness(evidence: Evidence, *, of: str) -> Finding:

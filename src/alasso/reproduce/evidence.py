@@ -81,15 +81,20 @@ class Evidence:
 
     def values(self, references: Sequence[str], measure: str = "A") -> dict[str, Values]:
         """The measure of each run for every seed that all of them have: differences are between like and like."""
+        found = self.measured(references, measure)
+        shared = sorted(set.intersection(*(set(values) for values in found.values())))
+        if not shared:
+            raise NotRun([f"{' and '.join(references)} with a seed in common"])
+        return {ref: {seed: values[seed] for seed in shared} for ref, values in found.items()}
+
+    def measured(self, references: Sequence[str], measure: str) -> dict[str, Values]:
+        """The measure of each run for every seed that it has."""
         check_measure(measure)
         found = {ref: _known(group, measure) for ref, group in self.groups(references).items()}
         if missing := [ref for ref, values in found.items() if not values]:
             # I, without the single-task run that it is measured against.
             raise NotRun(list(dict.fromkeys(f"{ref.partition('/')[0]}/single-task" for ref in missing)))
-        shared = sorted(set.intersection(*(set(values) for values in found.values())))
-        if not shared:
-            raise NotRun([f"{' and '.join(references)} with a seed in common"])
-        return {ref: {seed: values[seed] for seed in shared} for ref, values in found.items()}
+        return found
 
     def results_of(self, names: Iterable[str]) -> list[Result]:
         """All results of some experiments, none twice."""
