@@ -775,6 +775,14 @@ def test_a_slip_in_a_constants_name_is_no_attribute(kind, slip, said):
     with pytest.raises(AlassoError, match=said):
         setattr(reg, slip, 0.01)
     reg.note = "an attribute of one's own is none"
+    reg.prime = 7
+
+    class Derived(kind):
+        def __init__(self, model):
+            super().__init__(model)
+            setattr(self, slip, 0.01)
+
+    assert getattr(Derived(mlp(6, 4)), slip) == 0.01
 
 
 @pytest.mark.parametrize("kind", [ALASSO, SI, EWC, MAS])

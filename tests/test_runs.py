@@ -41,7 +41,7 @@ from alasso.bench.benchmarks import left_over, make_stream
 from alasso.bench.catalog import BENCHMARKS, METHODS
 from alasso.bench.config import RunConfig, from_toml
 from alasso.bench.methods import LEARNERS
-from alasso.bench.progress import CsvLog
+from alasso.bench.progress import CsvLog, Quiet
 from alasso.bench.streams import Stream, fingerprint, with_edition
 from alasso.bench.waypoints import on_the_way
 from alasso.errors import DivergedError
@@ -124,23 +124,43 @@ def test_the_commit_that_stands_in_for_a_copys_own_is_one(monkeypatch):
         results.commit()
 
 
+class AtEachStep(Quiet):
+    def __init__(self, do):
+        self.do = do
+
+    def step_done(self, task, epoch, done):
+        self.do()
+
+
 def test_the_commit_is_that_of_when_training_began(monkeypatch):
-    heads = iter(["1" * 40, "", "2" * 40, ""])  # someone commits meanwhile
+    heads = ["1" * 40]
     monkeypatch.delenv("ALASSO_COMMIT", raising=False)
-    monkeypatch.setattr(results, "_git", lambda *_: next(heads))
+    monkeypatch.setattr(results, "_git", lambda _, verb, *__: heads[-1] if verb == "rev-parse" else "")
     results.source_commit.cache_clear()
-    try:
-        result = train.run(small("sgd"), device="cpu")
-        assert result.environment["commit"] == results.commit() == "1" * 40
+    try:  # someone commits meanwhile
+        result = train.run(small("sgd"), device="cpu", observer=AtEachStep(lambda: heads.append("2" * 40)))
+        assert len(heads) > 1 and result.environment["commit"] == results.commit() == "1" * 40
     finally:
         results.source_commit.cache_clear()
 
 
+def test_a_run_that_was_resumed_names_the_commits_before(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALASSO_COMMIT", "1111111")
+    stop = StopAt(5)
+    interrupting = AtEachStep(lambda: stop() and os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(train.Stopped):
+        train.run(small("sgd"), device="cpu", out=tmp_path, observer=interrupting)
+    monkeypatch.setenv("ALASSO_COMMIT", "2222222")
+    result = train.run(small("sgd"), device="cpu", out=tmp_path, resume=True)
+    assert (result.environment["commit"], result.environment["earlier_commits"]) == ("2222222", ["1111111"])
+
+
 def test_a_commit_that_is_none_is_refused_before_training(monkeypatch, tmp_path):
     monkeypatch.setenv("ALASSO_COMMIT", "HEAD")
+    steps = []
     with pytest.raises(AlassoError, match="ALASSO_COMMIT must be a commit"):
-        train.run(small("sgd"), device="cpu", out=tmp_path)
-    assert not list(tmp_path.glob("*.json")) and not list(tmp_path.glob("*.checkpoint"))
+        train.run(small("sgd"), device="cpu", out=tmp_path, observer=AtEachStep(lambda: steps.append(1)))
+    assert not steps and not list(tmp_path.glob("*.json")) and not list(tmp_path.glob("*.checkpoint"))
 
 
 def test_a_result_that_lost_rows_is_refused(tmp_path):

@@ -4,14 +4,17 @@ import copy
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import alasso.optim
 from alasso import ALASSO, EWC, MAS, SI, AlassoError, OnlineEWC
 
+import helpers
 from helpers import mlp, run, same, toy_tasks, weights
 
 TASKS = toy_tasks(3)
@@ -71,14 +74,79 @@ def test_a_past_without_the_weights_it_is_of_is_warned_of_at_the_first_step(kind
 
     said = goes_on(lambda other: None, reg.state_dict())
     assert len(said) == 1 and "load the model's own weights, too" in said[0]
+    assert Path(recwarn[0].filename) == Path(helpers.__file__)  # whose line is the step
     assert goes_on(lambda other: other.load_state_dict(model.state_dict()), reg.state_dict()) == []
 
     def with_a_new_head(other):
         other.load_state_dict({**model.state_dict(), "2.weight": torch.randn(4, 12), "2.bias": torch.randn(4)})
 
-    assert goes_on(with_a_new_head, reg.state_dict()) == []
+    said = goes_on(with_a_new_head, reg.state_dict())
+    assert len(said) == 1 and said[0].startswith("2.weight, 2.bias do not hold the weights that the loaded past ended")
+    assert "What is to begin anew goes to forget()" in said[0]
+    with_forgotten = kind(mlp(6, 12, 4))
+    with_forgotten.load_state_dict(reg.state_dict())
+    for parameter in with_forgotten.model[2].parameters():
+        with_forgotten.forget(parameter)
+    assert goes_on(with_a_new_head, with_forgotten.state_dict()) == []
     run(model, optimizer, TASKS[1])  # in the middle of a task, weights are elsewhere
     assert goes_on(lambda other: None, reg.state_dict()) == []
+
+
+def test_weights_that_do_not_matter_cannot_stand_for_those_that_do():
+    def made():
+        torch.manual_seed(0)
+        return nn.ModuleDict({"body": nn.Linear(6, 4), "spare": nn.Linear(4, 2)})
+
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(optimizer)
+    run(model["body"], optimizer, TASKS[0])
+    reg.consolidate()
+    other = made()  # the spare layer is the same, and has no importance
+    ALASSO(other).attach(other_optimizer := torch.optim.SGD(other.parameters(), lr=0.1)).load_state_dict(
+        reg.state_dict()
+    )
+    with pytest.warns(UserWarning, match="no tensor of the model holds the weights"):
+        run(other["body"], other_optimizer, TASKS[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_layer_remembers_goes_along_when_pruning_renames_its_weight(kind):
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = kind(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    end_of_task(reg, TASKS[0])
+    omega = reg.importance()["0.weight"]
+    assert omega.any()
+    prune.random_unstructured(model[0], "weight", 0.2)
+    reg.attach(optimizer)
+    assert "0.weight" not in reg.importance() and torch.equal(reg.importance()["0.weight_orig"], omega)
+    run(model, optimizer, TASKS[1])
+    end_of_task(reg, TASKS[1])
+    omega = reg.importance()["0.weight_orig"]
+    prune.remove(model[0], "weight")
+    reg.attach(optimizer)
+    assert torch.equal(reg.importance()["0.weight"], omega)
+    other = kind(mlp(6, 12, 4))
+    other.load_state_dict(reg.state_dict())
+    assert same(other.importance().values(), (reg.importance()[name] for name in other.importance()))
+
+
+def test_a_layer_that_was_frozen_when_a_state_was_saved_is_told_of():
+    model = mlp(6, 12, 4)
+    model[0].requires_grad_(False)
+    saved = ALASSO(model).state_dict()
+    with pytest.raises(AlassoError, match=r"which the state has not .*load first and unfreeze it then"):
+        ALASSO(mlp(6, 12, 4)).load_state_dict(saved)
+    reg = ALASSO(model)
+    reg.load_state_dict(saved)
+    model[0].requires_grad_(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg.attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate()
+    assert reg.importance()["0.weight"].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -559,6 +559,32 @@ def test_copies_know_their_own_model(copied):
     assert (its_reg.tasks, reg.tasks) == (2, 1)
 
 
+class HoldsItsRegularizer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp(6, 5, 4)
+        self.past = ALASSO(self, xi=1e-3)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_that_holds_its_regularizer_can_be_copied(copied):
+    model = HoldsItsRegularizer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.past.attach(optimizer)
+    run(model, optimizer, BATCHES)
+    model.past.consolidate()
+    other = copied(model)
+    assert other.past.model is other and not other.past.is_attached
+    with torch.no_grad():
+        for m in (model, other):
+            m.layers[0].weight += 0.1
+    assert other.past.penalty() == model.past.penalty() > 0
+    assert other.past.name_of(other.layers[0].weight) == "layers.0.weight"
+
+
 @pytest.mark.parametrize("make", [partial(ALASSO, c=100.0), partial(EWC, lam=1e4)])
 @pytest.mark.parametrize("optimizer_kind", [torch.optim.SGD, alasso.optim.SGD])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda all_three: pickle.loads(pickle.dumps(all_three))])

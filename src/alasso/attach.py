@@ -27,6 +27,7 @@ from torch.optim import LBFGS, Optimizer
 from alasso import kernels
 from alasso.engines import engine_for
 from alasso.errors import AlassoError
+from alasso.frames import is_within, users_stacklevel
 from alasso.methods.surrogate import add_to_path_
 from alasso.sharding import local
 from alasso.unseen import note_held
@@ -291,7 +292,7 @@ class Attachment(Exchange):
             optimizer.register_step_post_hook(self._after_step),
         ]
         # Of several regularizers, the one whose step began last ends it first: each finds the gradients it left.
-        optimizer._optimizer_step_post_hooks.move_to_end(self._handles[1].id, last=False)
+        optimizer._optimizer_step_post_hooks.move_to_end(self._handles[1].id, last=False)  # type: ignore[attr-defined]
 
     def _warn_of_earlier_ones(self) -> None:
         """A path integral is over the task's own gradient: with another penalty in it, it would be a wrong one."""
@@ -304,7 +305,7 @@ class Attachment(Exchange):
             warnings.warn(
                 f"another regularizer ({other}) is attached to this optimizer already: {own}, attached after it, takes "
                 f"its penalty for part of the task's loss. {what_to_do}",
-                stacklevel=5,  # who called attach()
+                stacklevel=users_stacklevel(),
             )
 
     def open(self) -> None:
@@ -344,7 +345,9 @@ class Attachment(Exchange):
         args = args[1:] if args and args[0] is optimizer else args
         closure = args[0] if args else kwargs.get("closure")
         caller = sys._getframe(1)
-        if self._is_within_a_step(caller):
+        # The step() of a subclass has called its parent's: torch runs the hooks for that one, too. (A step that raised
+        # has not ended, either, but nobody is within it any more.)
+        if is_within(self._outermost, caller):
             self._within += 1
             return None
         self._outermost, self._within = caller, 0
@@ -357,17 +360,6 @@ class Attachment(Exchange):
         if args:
             return (optimizer, wrapped, *args[1:]), kwargs
         return (optimizer,), {**kwargs, "closure": wrapped}
-
-    def _is_within_a_step(self, caller: FrameType | None) -> bool:
-        """Whether the step() of a subclass has called its parent's: torch runs the hooks for that one, too.
-
-        A step that raised has not ended, either, but nobody is within it any more.
-        """
-        while self._outermost is not None and caller is not None:
-            if caller is self._outermost:
-                return True
-            caller = caller.f_back
-        return False
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ class KeepsStates(WithSettings):
     """The states of a model's parameters by name, and what is worked out from them."""
 
     anchors_are_weights: ClassVar[bool] = True  # whether the model ends a task at its anchors
+    _names_by_id: dict[int, str] | None = None  # of the model's parameters; None: to be looked up
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str]) -> None:
         if not isinstance(model, nn.Module):
@@ -37,22 +38,37 @@ class KeepsStates(WithSettings):
         self.tasks = 0  # consolidated so far
         self.steps = 0  # optimizer steps observed since the last consolidation
         self._states: dict[str, Any] = {}
-        self._names: dict[int, str] = {}
         self._sightings = Sightings()
         self._stiffness: dict[str, tuple[Any, tuple[Tensor, Tensor]]] = {}
         self._surrogate_on: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
         check_patterns(self.model, self.exclude)
-        check_kinds(self.model, self.exclude, stacklevel=5)
+        check_kinds(self.model, self.exclude)
         self.refresh()
 
     def refresh(self) -> None:
         """Look at the model again: parameters may have been added, unfrozen, or replaced by larger ones."""
         gather_no_more(self.model)
         named = dict(named_weights(self.model, self.exclude))
+        self._rename(self._sightings.renamed(named))
         self._sightings.look(named, self._past_of)
-        self._names = {id(parameter): name for name, parameter in named.items()}
+        self._names_by_id = {id(parameter): name for name, parameter in named.items()}
         for name, parameter in self.protected():
             self.state_of(name, parameter)
+
+    @property
+    def _names(self) -> dict[int, str]:
+        if self._names_by_id is None:
+            self.refresh()
+        assert self._names_by_id is not None
+        return self._names_by_id
+
+    def _rename(self, names: Mapping[str, str]) -> None:
+        """What is remembered under old names is so under new ones: pruning a layer, say, gives its weight another."""
+        moved = {new: self._states.pop(old) for old, new in names.items() if old in self._states}
+        if moved:
+            self._states |= moved
+            self.forget_stiffness()
+            self._forget_passes()
 
     def _past_of(self, name: str) -> Past | None:
         state = self._states.get(name)
@@ -184,9 +200,8 @@ class KeepsStates(WithSettings):
     # -- copies ----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what is known of the model by where it lies: a copy, or one from a file, looks at its own."""
-        return {**self.__dict__, "_names": {}, "_sightings": Sightings()}
+        """All but what is known of the model by where it lies: a copy, or one from a file, looks at its own.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.refresh()
+        At its first use, not before: a model that holds its regularizer is made after it.
+        """
+        return {**self.__dict__, "_names_by_id": None, "_sightings": Sightings()}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from alasso.errors import AlassoError
+from alasso.frames import users_stacklevel
 
 MOST_NAMED = 8  # parameters in one sentence
 
@@ -34,6 +35,15 @@ def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield plain_name(name), parameter
 
 
+def some_of(names: Sequence[str]) -> str:
+    """
+    >>> some_of(["a", "b"]), some_of([str(i) for i in range(10)])
+    ('a, b', '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
+    """
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
 def patterns_of(exclude: object) -> tuple[str, ...]:
     """One pattern, several, or none."""
     if exclude is None:
@@ -47,16 +57,14 @@ def patterns_of(exclude: object) -> tuple[str, ...]:
     return patterns
 
 
-def check_kinds(model: nn.Module, exclude: Sequence[str], stacklevel: int) -> None:
+def check_kinds(model: nn.Module, exclude: Sequence[str]) -> None:
     """Refuse parameters that have no shape yet; say which cannot be protected."""
     left = list(not_left_out(model, exclude))
     for name, parameter in left:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AlassoError(f"{name} has no shape yet: send a batch through the model first")
     if complex_ones := [name for name, parameter in left if parameter.is_complex()]:
-        warnings.warn(
-            f"complex weights are not protected: {', '.join(complex_ones[:MOST_NAMED])}", stacklevel=stacklevel
-        )
+        warnings.warn(f"complex weights are not protected: {some_of(complex_ones)}", stacklevel=users_stacklevel())
 
 
 def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
@@ -68,8 +76,7 @@ def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
         if not fnmatch.filter(names, pattern):
             below = f"{pattern.rstrip('.')}.*"
             guess = f"did you mean {below!r}, or another of" if fnmatch.filter(names, below) else "the model has"
-            known = f"{', '.join(names[:MOST_NAMED])}{' …' if len(names) > MOST_NAMED else ''}"
-            raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {known}")
+            raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {some_of(names)}")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from alasso import importance
 from alasso.errors import AlassoError, DivergedError
+from alasso.frames import users_stacklevel
 from alasso.methods.alasso import AlassoSurrogate, OmegaRule, Unmoved
 from alasso.methods.ewc import EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.imm import IMMSurrogate, Merge, Start, Transfer
@@ -124,9 +125,9 @@ class _FromData(Regularizer):
             warnings.warn(
                 f"{self.method} has seen none of {self.unseen_steps} optimizer steps since the last consolidate(), so "
                 "nothing protected the past meanwhile; attach() the optimizer, or add penalty() to the loss",
-                stacklevel=2,
+                stacklevel=users_stacklevel(),
             )
-        self._look_again(stacklevel=2)
+        self._look_again()
         with torch.inference_mode(False), torch.enable_grad():
             measured = self._measure(loader, head)
         self._consolidate(measured)
@@ -267,7 +268,7 @@ class IMM(_FromFisher):
 
     def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
         """End of a task: merge its weights with the past's and put the result into the model."""
-        self._look_again(stacklevel=2)
+        self._look_again()
         self._check_weights()
         measured: dict[str, Tensor] = {}
         if self.surrogate.merge == "mode":

@@ -53,7 +53,8 @@ def check_saved(
     if unknown or lacking:
         parts = [f"the state has {unknown[0]}, which the model has not"] if unknown else []
         parts += [f"the model has {lacking[0]}, which the state has not"] if lacking else []
-        raise AlassoError("; ".join(parts) + " (another model, or another exclude?)")
+        hint = "; where it was frozen when the state was saved, load first and unfreeze it then" if lacking else ""
+        raise AlassoError(f"{'; '.join(parts)} (another model, or another exclude?{hint})")
     for name, parameter in protected.items():
         tensors = saved["parameters"][name]
         if not isinstance(tensors, Mapping) or set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]

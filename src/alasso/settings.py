@@ -33,7 +33,7 @@ class WithSettings:
         if name in (known := fields_of(self)):
             self.take_settings({**self.settings(), name: value})
             return
-        if known and not hasattr(self, name):
+        if known and not hasattr(self, name) and is_ours(type(self)):
             check_is_no_slip(type(self).__name__, name, list(asdict(self.surrogate)))  # type: ignore[call-overload]
         super().__setattr__(name, value)
 
@@ -47,10 +47,15 @@ class WithSettings:
 
 def check_is_no_slip(method: str, name: str, constants: list[str]) -> None:
     """Refuse a new attribute that was to be a constant: ``reg.Xi``, ``reg.epsilon_prim``, another method's ``lam``."""
-    meant = get_close_matches(name.lower(), constants, 1, 0.75)
+    meant = get_close_matches(name.lower(), constants, 1, 0.85)
     if meant or name.lower() in OF_SOME_METHODS:
         guess = f"; did you mean {meant[0]}? It has" if meant else "; it has"
         raise AlassoError(f"{method} has no constant {name!r}{guess} {', '.join(constants)}")
+
+
+def is_ours(kind: type) -> bool:
+    """Whoever derives a class from a method may name what it keeps as they like."""
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 #: Constants that not every method has.

@@ -15,9 +15,10 @@ from alasso import importance as measures
 from alasso import kernels
 from alasso.attach import Exchange, attached, base_optimizer
 from alasso.errors import AlassoError
+from alasso.frames import users_stacklevel
 from alasso.keeping import KeepsStates
 from alasso.methods.surrogate import Surrogate
-from alasso.names import named_weights
+from alasso.names import named_weights, some_of
 from alasso.objectives import Loss
 from alasso.ranks import total_of
 from alasso.saving import STATE_VERSION, check_form, check_saved, from_saved, to_save
@@ -41,13 +42,13 @@ class Regularizer(KeepsStates):
     """
 
     method: ClassVar[str]
+    _to_compare = False  # weights with anchors, once a state of a task's end was loaded
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str] = ()) -> None:
         super().__init__(model, surrogate, exclude)
         self.unseen_steps = 0  # since the last consolidation, of optimizers that were not attached
         self.penalty_was_taken = False  # since then, to be added to a loss by hand
         self._attachments: list[Exchange] = []
-        self._to_compare = False  # weights with anchors, once a state of a task's end was loaded
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
@@ -77,7 +78,7 @@ class Regularizer(KeepsStates):
         for attachment in self._attachments:
             attachment.note_held()
         count_unseen_steps(self)
-        self._sightings.warn(stacklevel=2)
+        self._sightings.warn()
         return self
 
     def detach(self) -> None:
@@ -119,9 +120,9 @@ class Regularizer(KeepsStates):
             warnings.warn(
                 f"consolidate() has seen only {self.steps} of {self.steps + self.unseen_steps} optimizer steps since "
                 "the last one, and takes importance from those alone; attach() every optimizer that trains the model",
-                stacklevel=2,
+                stacklevel=users_stacklevel(),
             )
-        self._look_again(stacklevel=2)
+        self._look_again()
         self._consolidate({})
 
     def _who_stepped(self) -> str:
@@ -132,11 +133,11 @@ class Regularizer(KeepsStates):
         what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
         return f"{what_to_do} before it (a copied optimizer loses its hooks)"
 
-    def _look_again(self, stacklevel: int) -> None:
+    def _look_again(self) -> None:
         """At the end of a task; parameters that came into the model meanwhile and are not trained are said."""
         added = {name for name, _ in named_weights(self.model, self.exclude) if name not in self._sightings}
         self.refresh()
-        warn_of_untrained(self, self._attachments, added, stacklevel + 1)
+        warn_of_untrained(self, self._attachments, added)
         for attachment in self._attachments:
             attachment.note_held()
 
@@ -219,7 +220,7 @@ class Regularizer(KeepsStates):
             warnings.warn(
                 "penalty() is part of a loss, and attach() adds it at every step, too: the past counts twice; leave it "
                 "out of the loss, or detach()",
-                stacklevel=2,
+                stacklevel=users_stacklevel(),
             )
 
     # -- saving ----------------------------------------------------------------------------------------------
@@ -269,15 +270,18 @@ class Regularizer(KeepsStates):
         if not self._to_compare:
             return
         self._to_compare = False
-        known = [(local(parameter), self.state_of(name, parameter)) for name, parameter in self.protected()]
-        if any(kernels.is_being_recorded(theta.device) for theta, _ in known):
+        known = [(name, local(parameter), self.state_of(name, parameter)) for name, parameter in self.protected()]
+        if any(kernels.is_being_recorded(theta.device) for _, theta, _ in known):
             return
-        matter = [(theta, state.anchor) for theta, state in known if state.omega.any()]
-        if matter and not any(begins_with(theta, anchor) for theta, anchor in matter):
+        matter = {name: begins_with(theta, state.anchor) for name, theta, state in known if state.omega.any()}
+        if strayed := [name for name, holds in matter.items() if not holds]:
+            some = len(strayed) < len(matter)
+            which = f"{some_of(strayed)} do not hold" if some else "no tensor of the model holds"
             warnings.warn(
-                "no tensor of the model holds the weights that the loaded past ended with, to which it pulls them from "
-                "now on; load the model's own weights, too: they are not part of the regularizer's state",
-                stacklevel=2,
+                f"{which} the weights that the loaded past ended with, to which it pulls them from now on; load the "
+                "model's own weights, too: they are not part of the regularizer's state. What is to begin anew goes to "
+                "forget()",
+                stacklevel=users_stacklevel(),
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from alasso.names import MOST_NAMED
+from alasso.frames import users_stacklevel
+from alasso.names import some_of
 from alasso.sharding import is_sharded
 
 
@@ -34,6 +35,12 @@ class Sightings:
 
     def __contains__(self, name: str) -> bool:
         return name in self._seen
+
+    def renamed(self, named: Mapping[str, nn.Parameter]) -> dict[str, str]:
+        """Old name → new name of parameters that were seen under a name which is there no more."""
+        new = {id(parameter): name for name, parameter in named.items() if name not in self._seen}
+        gone = {name: reference() for name, reference in self._seen.items() if name not in named}
+        return {name: new[id(parameter)] for name, parameter in gone.items() if id(parameter) in new}
 
     def look(self, named: Mapping[str, nn.Parameter], past_of: Callable[[str], Past | None]) -> None:
         self._begun_anew |= {name for name, parameter in named.items() if self._begins_anew(name, parameter, past_of)}
@@ -57,16 +64,15 @@ class Sightings:
     def all_is_well(self) -> None:
         self._begun_anew.clear()
 
-    def warn(self, stacklevel: int) -> None:
+    def warn(self) -> None:
         """Once of each that has begun anew."""
         names, self._begun_anew = sorted(self._begun_anew), set()
         if names:
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
             warnings.warn(
-                f"{', '.join(names[:MOST_NAMED])}{more}: replaced since the last task by parameters with weights of "
+                f"{some_of(names)}: replaced since the last task by parameters with weights of "
                 "their own, which the past pulls to where the old ones were. If they are to begin anew, as the head of "
                 "a new task does, pass each to forget(), or leave such names out from the beginning (exclude=)",
-                stacklevel=stacklevel + 1,
+                stacklevel=users_stacklevel(),
             )
 
 

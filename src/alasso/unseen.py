@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from alasso.frames import users_stacklevel
+from alasso.names import some_of
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
@@ -61,9 +64,7 @@ def was_held(regularizer: Regularizer, parameter: Tensor) -> bool:
     return reference is not None and reference() is parameter  # and not one that came to lie where it was
 
 
-def warn_of_untrained(
-    regularizer: Regularizer, attachments: Iterable[Exchange], added: Container[str], stacklevel: int
-) -> None:
+def warn_of_untrained(regularizer: Regularizer, attachments: Iterable[Exchange], added: Container[str]) -> None:
     """Warn of new parameters, of a head say, that nobody trains: the attached optimizers hold those from before.
 
     Of those in the place of others, and of ``added`` ones that have a gradient. A parameter that is in no optimizer
@@ -86,8 +87,8 @@ def warn_of_untrained(
     if names:
         warnings.warn(
             "new in the model since attach(), and held by no optimizer that was seen to step: "
-            f"{', '.join(names)}; the attached one holds what was there before. Make a new optimizer, and attach() it",
-            stacklevel=stacklevel + 1,
+            f"{some_of(names)}; the attached one holds what was there before. Make a new optimizer, and attach() it",
+            stacklevel=users_stacklevel(),
         )
 
 

@@ -35,6 +35,7 @@ class Position:
     seconds_at: dict[int, float] = field(default_factory=dict)  # by tasks learned; older checkpoints have none
     stack: list[dict[str, Any]] = field(default_factory=list)  # configs of the runs it was begun with, in their places
     diverged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # those that left it, after so many tasks
+    commits: list[str | None] = field(default_factory=list)  # of the code that has trained it, one after another
 
     def after(self, tasks: int) -> Position:
         """Where a run of so many tasks ended, if this one came past."""
@@ -46,6 +47,7 @@ class Position:
             untrained=self.untrained[:tasks],
             stack=self.stack,
             diverged=[(after, config) for after, config in self.diverged if after <= tasks],
+            commits=self.commits,
         )
 
 

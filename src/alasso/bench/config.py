@@ -185,7 +185,11 @@ class RunConfig:
 
 
 #: Fields without a default.
-REQUIRED = ("benchmark", "method", "tasks", "epochs", "batch_size", "learning_rate", "model")
+REQUIRED = tuple(
+    f.name
+    for f in dataclasses.fields(RunConfig)
+    if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+)
 #: What others call some fields.
 SHORT = {"lr": "learning_rate", "bs": "batch_size", "eps": "adam_eps"}
 #: Fields that result files from before them do not have, and what all those runs had.

@@ -60,6 +60,8 @@ class Lane:
             config=config,
             environment={
                 **environment,
+                "commit": position.commits[-1],
+                **({"earlier_commits": position.commits[:-1]} if position.commits[1:] else {}),
                 "lanes": self.beside,
                 "stack": names_at_length(position.stack, config.tasks),
                 "diverged": names_at_length([config for _, config in position.diverged], config.tasks),

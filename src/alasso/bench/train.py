@@ -201,11 +201,14 @@ def begun(
     observer: Observer,
 ) -> Lane:
     """A run at its start, or where its checkpoint left it."""
+    code = results.commit()
     torch.manual_seed(config.seed)
     learner, position = make_learner(config, stream, model, device), Position()
     if resume_from and resume_from.exists():
         position, state = checkpoint.load(resume_from, config, device, stream.editions)
         learner.load_state_dict(state)
+    if position.commits[-1:] != [code]:
+        position.commits.append(code)
     return Lane(config, stream, learner, position, saved, observer)
 
 
@@ -238,8 +241,6 @@ def make_learner(
     config: RunConfig, stream: Stream, model: Callable[[], nn.Module] | None, device: torch.device
 ) -> Learner:
     dropout = config.method == "sgd-dropout"
-
-    results.commit()  # of the code that is in memory, and refused now if it is none
 
     def made() -> nn.Module:
         if model is not None:

@@ -56,6 +56,7 @@ def probe_first_task(
     if config.method.startswith("vcl"):
         raise AlassoError("the probe moves the weights of one network, and vcl learns a distribution of them")
     place = train.torch_device(device)
+    environment = results.environment(str(place))  # of the code that is about to train
     stream = make_stream(config, data_dir, place)
     torch.manual_seed(config.seed)
     learner = train.make_learner(config, stream, None, place)
@@ -64,7 +65,7 @@ def probe_first_task(
     weights = min(plan.weights, sum(p.numel() for p in learner.model.parameters() if p.requires_grad))
     examples = min(plan.examples, len(stream.tasks[0].train))
     say(f"moving {count_of(weights, 'weight')} to {plan.offsets} places each, on {count_of(examples, 'example')}")
-    return measure(plan, learned, stream)
+    return measure(plan, learned, stream, environment)
 
 
 def learn_first_task(learner: Learner) -> Learned:
@@ -86,7 +87,7 @@ def learn_first_task(learner: Learner) -> Learned:
     return Learned(learner, observer, start)
 
 
-def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
+def measure(plan: Plan, learned: Learned, stream: Stream, environment: dict[str, Any]) -> Measured:
     learner, task = learned.learner, stream.tasks[0]
     (accuracy,) = learner.accuracies_on([task])
     # A single weight among millions moves the loss by a millionth: float32 would show its own rounding.
@@ -110,7 +111,7 @@ def measure(plan: Plan, learned: Learned, stream: Stream) -> Measured:
         importance=[float(state.omega) for state in states],
         came_from=[learned.came_from(weight) for weight in weights],
         springs=[[float(k) for k in asymmetric_factors(s.omega, s.side, own.a, own.epsilon)] for s in states],
-        environment=results.environment(str(learner.device)),
+        environment=environment,
         examples=len(y),
     )
 

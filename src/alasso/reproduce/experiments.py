@@ -55,7 +55,9 @@ class Experiment:
             return None
         changes = dict(self.quick)
         benchmark = changes.pop("benchmark", self.benchmark)
-        probe = self.probe and {**self.probe, **{name: changes.pop(name) for name in PROBE if name in changes}}
+        probe = self.probe
+        if probe is not None:
+            probe = {**probe, **{name: changes.pop(name) for name in PROBE if name in changes}}
         fields = {**self.fields, **changes}
         return replace(self, benchmark=benchmark, seeds=1, fields=fields, probe=probe, quick=None)
 
