@@ -20,6 +20,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from equations import drawn
 
@@ -39,6 +40,7 @@ API = {
         f"alasso.bench.{name}" for name in ("config", "streams", "train", "metrics", "results", "search")
     ],
 }
+WIDE = "reproduction.md"  # whose tables have many columns
 MARK = re.compile(r"^<!-- (function|figures|benchmarks|records):? ?(.*?) -->$", re.M)
 #: How a function is shown beside its equation: the source says the rest.
 SOURCE_ALONE = (
@@ -94,7 +96,10 @@ def there(config: MkDocsConfig, modules: list[str]) -> list[str]:
 # -- marks ---------------------------------------------------------------------------------------------------
 
 
-def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    if page.file.src_path == WIDE:
+        page.meta["hide"] = ["toc"]  # it has links of its own to what is in it, and needs the room
+
     def replaced(match: re.Match[str]) -> str:
         kind, argument = match.groups()
         if kind == "function":
@@ -141,9 +146,20 @@ def records(config: MkDocsConfig) -> str:
 # -- the finished page ---------------------------------------------------------------------------------------
 
 
+#: Words in a column of numbers, which is not to be as wide as they are.
+WORDS = re.compile(r'<td style="text-align: right;">(?=[^<]*[a-z]{3} [^<]*</td>)')
+#: A row that is a heading, in a kind of table that has no other way to say so: one bold cell, and then empty ones.
+HEADING = re.compile(r"<tr>\s*<td>(<strong>[^<]*</strong>)</td>((?:\s*<td[^>]*></td>)+)\s*</tr>")
+
+
 def on_page_content(html: str, **_: Any) -> str:
+    def whole_row(match: re.Match[str]) -> str:
+        return f'<tr><td colspan="{1 + match.group(2).count("<td")}">{match.group(1)}</td></tr>'
+
     # Source is shown where a document asks for it, and there it is the point.
-    return drawn(html.replace('<details class="mkdocstrings-source"', '<details open class="mkdocstrings-source"'))
+    html = html.replace('<details class="mkdocstrings-source"', '<details open class="mkdocstrings-source"')
+    html = WORDS.sub('<td class="words" style="text-align: right;">', HEADING.sub(whole_row, html))
+    return drawn(html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -2,7 +2,7 @@
 
 The texts are made up: a domain has some words of its own for each topic, and uses the words that all domains share in
 its own sense. A text of 12 words has one of the former and 11 of the latter; the topic is to be told.
-pip install 'alasso[huggingface]' && python examples/huggingface_domains.py [--seeds 0 1 2 3 4] [--out figures.json]
+In a clone: pip install '.[huggingface]' && python examples/huggingface_domains.py [--seeds 0 1 2] [--out figures.json]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Lightning: one callback, and every `fit` is a task. Three tasks made from scikit-learn's digits.
 
-pip install 'alasso[lightning]' && python examples/lightning_digits.py
+In a clone: pip install '.[lightning]' && python examples/lightning_digits.py
 """
 
 import lightning.pytorch as pl

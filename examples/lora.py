@@ -3,7 +3,7 @@
 The base weights are frozen and cost nothing. The adapters have seen no path for the pretraining, so `warm_start`
 measures on some of its data how much each of them matters to it.
 
-pip install 'alasso[huggingface,lora]' && python examples/lora.py
+In a clone: pip install '.[huggingface,lora]' && python examples/lora.py
 """
 
 import random

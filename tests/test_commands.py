@@ -42,7 +42,7 @@ def test_a_run_from_a_toml_file(tmp_path, monkeypatch, capsys):
     "words, go_on",
     [
         (["search", "permuted-digits", "--method", "si", "--file", "f.json"], "--file f.json"),
-        (["demo", "--out", "x"], "--out x --resume"),
+        (["demo", "--out", "x", "--restart"], "--out x"),
     ],
 )
 def test_what_else_is_stopped_says_how_to_go_on_too(words, go_on, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Runs: repeatable, resumable, refusing mistakes in one line, on data small enough to train in a second."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from alasso import AlassoError
+from alasso import AlassoError, cli
 from alasso.bench import (
     atomic,
     catalog,
@@ -521,7 +522,12 @@ def test_a_search_finds_out_first_whether_its_outcome_can_be_written(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("sent", "on_ctrl_c"), [(signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_IGN)]
+    ("sent", "on_ctrl_c"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),
+        (signal.SIGHUP, signal.default_int_handler),  # the terminal was closed
+    ],
 )
 def test_ctrl_c_and_a_polite_kill_stop_cleanly_and_say_how_to_go_on(sent, on_ctrl_c, tmp_path):
     """Also where a shell has Ctrl-C ignored, for what it puts in the background."""
@@ -542,6 +548,37 @@ def test_ctrl_c_and_a_polite_kill_stop_cleanly_and_say_how_to_go_on(sent, on_ctr
     assert process.returncode == 130 and "Traceback" not in errors
     assert f"alasso run permuted-digits --tasks 50 --epochs 50 --device cpu --out {tmp_path} --resume" in output
     assert list(tmp_path.glob("*.checkpoint"))
+
+
+@pytest.mark.parametrize(("kind", "code"), [(BrokenPipeError, 141), (OSError, 2)])
+def test_where_lines_cannot_be_written_training_stops_and_is_saved(kind, code, tmp_path, monkeypatch, capsys):
+    """Nobody reads on, as in ``alasso run … | head -2``; or the disk is full that they go to."""
+    spoken = []
+
+    class Deaf(io.StringIO):
+        def write(self, text):
+            spoken.append(text)
+            if sum("\n" in line for line in spoken) > 2:
+                raise kind(errno.ENOSPC, "No space left on device")
+            return len(text)
+
+    words = ["run", "permuted-digits", "--tasks", 50, "--device", "cpu", "--out", tmp_path]
+    monkeypatch.setattr(sys, "stdout", Deaf())
+    monkeypatch.setattr(sys, "argv", ["alasso", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    assert [path.suffix for path in tmp_path.iterdir()] == [".checkpoint"]
+    if code == 2:
+        said = "alasso: what there is to say cannot be written: No space left on device\n"
+        assert capsys.readouterr().err == said
+
+
+def test_letters_that_an_encoding_has_not_are_written_as_others():
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "150"}
+    done = subprocess.run([sys.executable, "-m", "alasso", "list"], env=plain, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr
+    assert "scikit-learn's 8 x 8 digits" in done.stdout and "?" not in done.stdout
 
 
 def test_ctrl_c_pressed_twice_in_a_moment_is_one_request(monkeypatch):

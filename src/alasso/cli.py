@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Annotated
 
@@ -56,7 +58,9 @@ def common(
 
 @contextmanager
 def terminated_like_ctrl_c() -> Iterator[None]:
-    """A polite kill, as from ``timeout`` or a job queue, ends a command as Ctrl-C does: what was trained is saved."""
+    """A polite kill, as from ``timeout`` or a job queue, ends a command as Ctrl-C does, and so does a terminal that is
+    closed: what was trained is saved.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
@@ -64,19 +68,51 @@ def terminated_like_ctrl_c() -> Iterator[None]:
             raise KeyboardInterrupt
         on_ctrl_c(number, frame)
 
+    asked = [signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)  # which Windows has not
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:  # as ``nohup`` has it
+        asked.append(hang_up)
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in asked}
     except ValueError:  # not in the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+#: What stands for letters that the encoding of a terminal or a file has not; a question mark for any other.
+PLAIN = {
+    "−": "-", "–": "-", "±": "+-", "×": "x", "→": "->", "≥": ">=", "≤": "<=", "…": "...", "’": "'", "′": "'", "†": "+",
+    "Ω": "Omega", "ω": "omega", "ξ": "xi", "λ": "lambda", "γ": "gamma", "ε": "epsilon", "θ": "theta",
+}  # fmt: skip
+
+
+def plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def write_what_can_be_written() -> None:
+    codecs.register_error("plainly", plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="plainly")
+
+
+def silence() -> None:
+    """Nothing more is written to where it cannot be, not even when the interpreter ends."""
+    with suppress(OSError, ValueError):  # there may be no such file at all, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:
     """Entry point: a mistake of the user's is one line and exit code 2."""
+    write_what_can_be_written()
     try:
         with terminated_like_ctrl_c():
             sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
@@ -96,5 +132,11 @@ def main() -> None:
         print(f"alasso: out of memory; a run takes less with {less}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `alasso … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()
         sys.exit(141)
+    except OSError as error:
+        if error.filename is not None:  # of a file, about which its writer or reader should have said more
+            raise
+        silence()
+        print(f"alasso: what there is to say cannot be written: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)

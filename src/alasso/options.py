@@ -24,6 +24,7 @@ DataDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=known_device)]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="One or several: --seed 0 1 2")]
 Tasks = Annotated[int | None, typer.Option(help="Number of tasks.")]

@@ -11,9 +11,16 @@ from rich.console import Console
 STOPPED = 130  # as shells report a program ended by Ctrl-C
 
 
+class Terminal(Console):
+    """Rich's own ends the program where nobody reads on (``| head``); what is being trained is to be saved first."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def say(line: str) -> None:
     """A line as it is: file names and numbers are not coloured, brackets are no markup."""
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)
+    Terminal().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def end_stopped(where: object, words: Sequence[str]) -> typer.Exit:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from alasso.bench import arguments
 from alasso.errors import AlassoError
-from alasso.options import DataDir, Device, Epochs, OutFolder, Quiet, Resume, Seeds, Tasks
-from alasso.saying import end_stopped, say
+from alasso.options import DataDir, Device, Epochs, OutFolder, Quiet, Restart, Resume, Seeds, Tasks
+from alasso.saying import Terminal, end_stopped, say
 from alasso.wording import count_of
 
 Settings = Annotated[
@@ -53,7 +52,7 @@ def run(
     data_dir: DataDir = None,
     out: OutFolder = Path("runs"),
     resume: Resume = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Run again what is finished or was interrupted.")] = False,
+    restart: Restart = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     lanes: Lanes = "auto",
     log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
@@ -123,13 +122,17 @@ def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
     return list(dict.fromkeys(map(left_over, configs)))
 
 
-def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, resume: Resume = False, quiet: Quiet = False) -> None:
-    """Four methods on ten permuted versions of scikit-learn's digits: a minute, nothing downloaded."""
+def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, restart: Restart = False, quiet: Quiet = False) -> None:
+    """Four methods on ten permuted versions of scikit-learn's digits: a minute, nothing downloaded.
+
+    What was begun is gone on with, what is finished is shown.
+    """
     from alasso.bench import runs
 
     methods = ["sgd", "ewc", "si", "alasso"]
     configs = runs.combinations("permuted-digits", methods, [seed], {"epochs": 5}, {})  # under a minute
-    show_runs(configs, runs.Options(out=out, device="cpu", quiet=quiet, resume=resume, restart=not resume), None)
+    options = runs.Options(out=out, device="cpu", quiet=quiet, resume=not restart, restart=restart)
+    show_runs(configs, options, None, to_go_on=())
     print("Ten small tasks do not tell SI and ALASSO apart: more seeds, or more and larger tasks, do.")
 
 
@@ -158,26 +161,27 @@ def search(
         raise AlassoError(f"--set needs --method: whose {' and '.join(values)} is to have these values?")
     options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again="delete it to run it again")
     methods = method or [name for name, known in METHODS.items() if known.search]
-    for name in methods if not quiet else ():
+    somewhere = {setting for name in methods if name in METHODS for setting in METHODS[name].settings}
+    for name in methods if not quiet and set(values) <= somewhere else ():  # what no method has is refused
         if name in METHODS and (lacking := [setting for setting in values if setting not in METHODS[name].settings]):
             say(f"{', '.join(lacking)} is no setting of {name}: searched without it")
     try:
-        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Console(), values)
+        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Terminal(), values)
     except runs.Stopped as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
     for name in dict.fromkeys(methods):
         say(chosen_line(outcome, name))
 
 
-def show_runs(configs: Sequence[Any], options: Any, against: Any) -> None:
-    """Carry runs out, print the table, say where the files are."""
+def show_runs(configs: Sequence[Any], options: Any, against: Any, to_go_on: Sequence[str] = ("--resume",)) -> None:
+    """Carry runs out, print the table, say where the files are. ``to_go_on``: what a stopped command needs to do so."""
     from alasso.bench import runs
 
     try:
-        show_results(runs.carry_out(configs, options, Console(), lambda config: against), configs, options.out)
+        show_results(runs.carry_out(configs, options, Terminal(), lambda config: against), configs, options.out)
     except runs.Stopped as stopped:
         words = [word for word in sys.argv[1:] if word not in ("--restart", "--resume")]
-        raise end_stopped(stopped, [*words, "--resume"]) from None
+        raise end_stopped(stopped, [*words, *to_go_on]) from None
     except runs.SomeDiverged as error:
         show_results(error.finished, configs, options.out)
         raise
@@ -189,6 +193,6 @@ def show_results(found: Sequence[Any], asked: Sequence[Any], folder: Path) -> No
     from alasso.bench.tables import table
 
     if found:
-        console = Console()
+        console = Terminal()
         console.print(table(found, console.width, varying_settings(asked)))
         say(f"{count_of(len(found), 'result file')} in {folder}")

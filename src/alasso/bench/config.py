@@ -75,7 +75,7 @@ class RunConfig:
                 values[name] = value
             else:
                 allowed = [*own, *(f for f in FIELDS if f not in NOT_CHANGES)]
-                raise AlassoError(f"{method} has no setting {name!r}{nearest(name, allowed)}")
+                raise AlassoError(f"{method} has no setting {name!r}{other_setting(name, allowed)}")
         config = RunConfig(benchmark=benchmark, method=method, settings=own, **values).checked()
         for name in changes:
             config.refuse_idle(name)
@@ -94,7 +94,7 @@ class RunConfig:
         settings = {}
         for name, value in self.settings.items():
             if name not in method.settings:
-                raise AlassoError(f"{self.method} has no setting {name!r}{nearest(name, method.settings)}")
+                raise AlassoError(f"{self.method} has no setting {name!r}{other_setting(name, method.settings)}")
             settings[name] = typed_like(name, value, method.settings[name], method.choices.get(name))
             check_setting(name, settings[name])
         values["settings"] = dict(sorted(settings.items()))
@@ -176,6 +176,8 @@ class RunConfig:
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> RunConfig:
+        if not isinstance(raw, Mapping):
+            raise AlassoError(f"config must be an object, not {raw!r:.40}")
         unknown = set(raw) - set(FIELDS)
         if unknown:
             raise AlassoError(f"config has unknown fields: {', '.join(sorted(unknown))}")
@@ -272,6 +274,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     close = [SHORT[name]] if SHORT.get(name) in allowed else alike
     meant = f"; did you mean {close[0]!r}? There are" if close else "; there are"
     return f"{meant}: {', '.join(allowed)}"
+
+
+def other_setting(name: str, allowed: Iterable[str]) -> str:
+    """The same of a setting, which may be one that other methods have."""
+    allowed = list(allowed)
+    having = [method for method, one in METHODS.items() if name in one.settings]
+    if not having or not allowed:
+        return nearest(name, allowed)
+    return f", which {', '.join(having)} {'have' if having[1:] else 'has'}; there are: {', '.join(allowed)}"
 
 
 def check_setting(name: str, value: Any) -> None:

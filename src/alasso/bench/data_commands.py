@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from alasso.options import DataDir, Quiet
+from alasso.saying import Terminal
+from alasso.wording import count_of
 
 data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
 
@@ -36,11 +37,17 @@ def check(names: Names = None, data_dir: DataDir = None) -> None:
         table.add_column(column, overflow="fold")
     good = True
     for name in names or data.CATALOG:
-        for report in data.check(name, data_dir):
+        reports = data.check(name, data_dir)
+        if all(report.status == "missing" for report in reports):
+            files = count_of(len(reports), "file")
+            table.add_row(name, files, "[yellow]missing", "", f"not in {data.where(name, data_dir)}")
+            good = False
+            continue
+        for report in reports:
             style = {"ok": "green", "missing": "yellow", "wrong": "red"}[report.status]
             table.add_row(name, report.file, f"[{style}]{report.status}", report.edition, report.detail)
             good = good and report.status == "ok"
-    Console().print(table)
+    Terminal().print(table)
     if not good:
         raise typer.Exit(2)
 

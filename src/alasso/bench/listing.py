@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from alasso.saying import Terminal
 from alasso.wording import count_of
 
 
@@ -16,7 +16,7 @@ def list_() -> None:
     from alasso.reproduce.experiments import read_experiments
     from alasso.reproduce.show import experiments_table
 
-    Console().print(benchmarks(), methods(), settings_of_benchmarks(), experiments_table(read_experiments()))
+    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), experiments_table(read_experiments()))
 
 
 def benchmarks() -> Table:

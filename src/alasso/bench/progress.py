@@ -116,14 +116,22 @@ class PlainLines(Quiet):
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
         self.tasks = len(stream)
         if done:
-            self.say(f"{self.label}: going on at {done / total:.0%}")
+            self._say(f"{self.label}: going on at {done / total:.0%}")
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
         row = accuracy[-1]
-        self.say(
+        self._say(
             f"{self.label}: task {task + 1}/{self.tasks}  learned {row[-1]:.3f}  "
             f"mean so far {sum(row) / len(row):.3f}  left {clock(seconds_left)}"
         )
+
+    def _say(self, line: str) -> None:
+        """Where nobody reads on, or the disk that lines go to is full: stop as by Ctrl-C, and save what was trained."""
+        try:
+            self.say(line)
+        except OSError:
+            self.say = lambda line: None
+            signal.raise_signal(signal.SIGINT)
 
 
 class Bars(Quiet):

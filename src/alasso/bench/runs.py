@@ -15,7 +15,7 @@ from rich.console import Console
 
 from alasso.bench import divergence, results
 from alasso.bench.catalog import METHODS
-from alasso.bench.config import NOT_CHANGES, RunConfig, known, nearest
+from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
 from alasso.bench.divergence import Divergence
 from alasso.bench.editions import refuse_changed_images
 from alasso.bench.naming import label, labels, shorter_runs, varying_settings
@@ -71,7 +71,7 @@ def combinations(
         if name not in somewhere or name in NOT_CHANGES:
             allowed = sorted(somewhere - set(NOT_CHANGES))
             who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
-            raise AlassoError(f"{who} setting {name!r}{nearest(name, allowed)}")
+            raise AlassoError(f"{who} setting {name!r}{other_setting(name, allowed)}")
     configs = []
     for method in methods:
         own = {

@@ -18,7 +18,7 @@ from rich.console import Console
 from alasso.bench import results, runs
 from alasso.bench.atomic import check_file, write_whole
 from alasso.bench.catalog import BENCHMARKS, METHODS
-from alasso.bench.config import RunConfig, known, nearest
+from alasso.bench.config import RunConfig, known, other_setting
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.wording import count_of
@@ -81,7 +81,9 @@ def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str])
     for name in values:
         if name not in settings:
             who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
-            raise AlassoError(f"{who} setting {name!r}{nearest(name, settings)}; a search tries settings of methods")
+            raise AlassoError(
+                f"{who} setting {name!r}{other_setting(name, settings)}; a search tries settings of methods"
+            )
 
 
 def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

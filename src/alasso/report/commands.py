@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from alasso.errors import AlassoError
 from alasso.options import DataDir, Device
-from alasso.saying import say
+from alasso.saying import Terminal, say
 from alasso.wording import count_of
 
 PORT = 8321
@@ -83,7 +82,7 @@ def compare(
     columns, left_out = comparing.columns_of(results)
     for line in left_out:
         say(f"left out: {line}")
-    console = Console()
+    console = Terminal()
     for place, comparison in enumerate(comparing.comparisons(columns)):
         if place:
             console.print()

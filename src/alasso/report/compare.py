@@ -271,7 +271,7 @@ def explanation(comparison: Comparison) -> str:
     present = [group for group in comparison.columns if group is not None]
     pairs = [found.pairs for group in present[1:] if (found := difference(present[0], group, "A"))]
     if not pairs:
-        return "only one column has this"
+        return "nothing else here to compare it with"
     if all(pairs):
         error = " ± its standard error" if max(pairs) > 1 else ""
         return f"difference to the first{error}, over the seeds that both have"

@@ -23,10 +23,9 @@ from alasso.report.drawing import (
     tick_places,
     titled,
 )
-from alasso.report.groups import DECOUPLED, Array, Curve, Group, differences, has_memory
+from alasso.report.groups import DECOUPLED, Array, Curve, Group, differences, has_memory, over_shared_seeds
 from alasso.report.names import Look
 from alasso.report.sections import Section, one_section
-from alasso.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 CHOSEN_TASKS = 5  # lines in the figure of single tasks over time
 BAR_METHODS = ("single-task", "ewc", "si", "alasso")
 EVERY = 5  # bars at every fifth task, as in the paper
+MOST_NAMED = 3  # runs that a figure does not draw
 
 
 def mean_accuracy(results: Sequence[Result]) -> Figure:
@@ -71,7 +71,7 @@ def decoupling_groups(section: Section) -> list[Group]:
         if coupled.variant == "no decoupling" and group is not coupled
         if set(differences(group.config, coupled.config)) <= DECOUPLED
     ]
-    return min(pairs, key=lambda pair: pair[0] is not section.standard["alasso"], default=[])
+    return over_shared_seeds(min(pairs, key=lambda pair: pair[0] is not section.standard["alasso"], default=[]))
 
 
 def memory(results: Sequence[Result]) -> Figure | None:
@@ -86,7 +86,7 @@ def memory_groups(section: Section) -> list[Group]:
     """Methods with memory and their like without, nothing if none has memory."""
     with_memory = [group for group in section.groups if has_memory(group.config)]
     without = [section.standard[method] for method in ("alasso", "vcl") if method in section.standard]
-    return [*with_memory, *without] if with_memory else []
+    return over_shared_seeds([*with_memory, *without]) if with_memory else []
 
 
 def chosen_tasks(results: Sequence[Result]) -> Figure | None:
@@ -163,9 +163,13 @@ def bar_groups(section: Section) -> list[Group]:
 
 
 def not_drawn(section: Section) -> str:
-    """The end of a sentence that says how many lines of other figures have no bars; nothing where all have."""
-    others = [group for group in section.headline if group not in bar_groups(section)]
-    return f"; {count_of(len(others), 'other run is', 'other runs are')} not drawn" if others else ""
+    """The end of a sentence that says which lines of other figures have no bars; nothing where all have."""
+    others = [section.figure_label(group) for group in section.headline if group not in bar_groups(section)]
+    if not others:
+        return ""
+    if len(others) > MOST_NAMED:
+        return f"; {len(others)} other runs are not drawn"
+    return f"; not drawn: {', '.join(others)}"
 
 
 def accuracy_matrix(result: Result, label: str | None = None) -> Figure:

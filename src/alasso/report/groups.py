@@ -5,8 +5,8 @@ A *group* is all seeds of one config.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -131,6 +131,11 @@ class Group:
     def seeds(self) -> tuple[int, ...]:
         return tuple(result.config.seed for result in self.results)
 
+    def with_seeds(self, seeds: Container[int]) -> Group:
+        kept = [i for i, seed in enumerate(self.seeds) if seed in seeds]
+        measures = {name: tuple(values[i] for i in kept) for name, values in self.measures.items()}
+        return replace(self, results=tuple(self.results[i] for i in kept), measures=measures)
+
     @cached_property
     def matrices(self) -> Array:
         """(seeds, tasks, tasks), NaN above the diagonal."""
@@ -142,6 +147,14 @@ class Group:
     def curve(self, of: Curve) -> tuple[Array, Array]:
         """Mean and standard deviation over seeds of a curve of each result's accuracies."""
         return mean_and_deviation(np.array([of(result.accuracy) for result in self.results]))
+
+
+def over_shared_seeds(groups: Sequence[Group]) -> list[Group]:
+    """The same with the seeds that all of them have, so that lines to be compared differ by nothing else; as they are
+    where no seed is shared.
+    """
+    shared = set.intersection(*(set(group.seeds) for group in groups)) if groups else set()
+    return [group.with_seeds(shared) for group in groups] if shared else list(groups)
 
 
 def mean_and_deviation(values: Array) -> tuple[Array, Array]:

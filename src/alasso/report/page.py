@@ -27,7 +27,7 @@ MOST_BYTES = 3_000_000  # a page beyond that goes without the matrices
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
 CAPTIONS: dict[str, tuple[str, str]] = {
-    "mean-accuracy": ("Mean accuracy", "over the tasks learned so far; band: ± one standard deviation over seeds"),
+    "mean-accuracy": ("Mean accuracy", "over the tasks learned so far"),
     "spread": ("Spread over tasks", "standard deviation of accuracy over the tasks learned so far"),
     "one-task": ("One task over time", "accuracy of one task while later ones are learned"),
     "bars": ("Every fifth task", "accuracy after learning all tasks"),
@@ -127,6 +127,8 @@ def figure_html(number: int, section: Section, name: str, data: dict[str, Any], 
     heading, explanation = CAPTIONS[name]
     if name == "bars":
         explanation += not_drawn(section)
+    if name == "mean-accuracy" and any(len(group.seeds) > 1 for group in section.groups):
+        explanation += "; band: ± one standard deviation over seeds"
     identity = f"chart-{number}-{name}"
     curves = {
         "mean-accuracy": metrics.accuracy_curve,
@@ -138,7 +140,7 @@ def figure_html(number: int, section: Section, name: str, data: dict[str, Any], 
     controls = {"one-task": task_slider(section), "matrix": group_select(section, with_matrix)}.get(name, "")
     return (
         f'<figure id="{identity}">'
-        f"<figcaption><strong>{heading}</strong> <span>{explanation}</span></figcaption>{controls}"
+        f"<figcaption><strong>{heading}</strong> <span>{text(explanation)}</span></figcaption>{controls}"
         f'<div class="chart" data-chart="{name}" data-item="{identity}-data" role="img" '
         f'aria-label="{text(spoken, longest=2000)}"></div>'
         f"{numbers}{json_script(f'{identity}-data', data)}</figure>"

@@ -19,7 +19,7 @@ def claims_section(judged: Sequence[Judged], words: show.Words, *, quick: bool) 
     title = f"{words.claims} in small: indicative only" if quick else words.claims
     heads = "".join(f'<th scope="col">{text(name)}</th>' for name in ("claim", words.said, "ours", "bar", "verdict"))
     topics = "".join(
-        f'<tr class="topic"><th scope="colgroup" colspan="5">{text(topic)}</th></tr>'
+        f'<tr class="topic"><th scope="colgroup" colspan="5">{text(show.in_small(topic) if quick else topic)}</th></tr>'
         + "".join(_row(one, quick) for one in claims)
         for topic, claims in show.by_topic(judged).items()
     )

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from alasso.errors import AlassoError
 from alasso.options import DataDir, Device
-from alasso.saying import end_stopped, say
+from alasso.saying import Terminal, end_stopped, say
 from alasso.wording import count_of
 
 if TYPE_CHECKING:
@@ -99,9 +98,9 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
         return say(nothing_to_run(planned, work))
     carrying.check_networks(planned, work.experiments.values())
     estimate = work.estimate(planned, device, say)
-    Console().print(show.plan_table(planned, estimate, work.chosen))
+    Terminal().print(show.plan_table(planned, estimate, work.chosen))
     if not work.places.out.is_dir():
-        say(f"There is no folder {work.places.out} here, so there is nothing to go on from; --out names another.")
+        say(f"{work.places.out} would be a new folder; results that are there already, elsewhere, --out names.")
     say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
@@ -158,7 +157,7 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     hush(f"{to_do(planned)} already there{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
-        return carrying.carry_out(planned, estimate, options, Console(), hush)
+        return carrying.carry_out(planned, estimate, options, Terminal(), hush)
     except (Stopped, KeyboardInterrupt) as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
 
@@ -173,7 +172,7 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
     if judged and all(one.verdict == NOT_RUN for one in judged) and not evidence.by_hash:
         raise AlassoError(f"{work.places.out} holds no result of these experiments; name their folder with --out")
     about = [one for one in judged if one.claim in work.claims_about_chosen()]
-    console = Console()
+    console = Terminal()
     if about:
         console.print(show.verdict_table(about, quick=work.quick, width=console.width, words=work.words))
     if not work.quick or not about:

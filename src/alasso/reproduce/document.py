@@ -48,6 +48,7 @@ RE_SPLIT = (
     "**CIFAR-100 is the re-split edition**: the same 60,000 images, but divided anew into 500 for training and 100 for "
     "testing a class. Its numbers are comparable with each other, and only roughly with published ones."
 )
+UNVERIFIED = "Unverified: complete, but not unpacked from the publisher's archive, whose checksum is known."
 
 
 @dataclass
@@ -312,7 +313,9 @@ class Document:
             return MISSING
         lines = [f"{name}: {' and '.join(sorted(editions))}" for name, editions in sorted(found.items())]
         text = "Editions of the data, as the result files name them: " + "; ".join(lines) + "."
-        return f"{text} {RE_SPLIT}" if "re-split" in found.get("cifar100", set()) else text
+        re_split = "re-split" in found.get("cifar100", set())
+        unverified = any("unverified" in editions for editions in found.values())
+        return f"{text}{f' {RE_SPLIT}' if re_split else ''}{f' {UNVERIFIED}' if unverified else ''}"
 
     def machines(self) -> str:
         """Devices and versions, with the commits and how many results, probes among them, each of these has."""

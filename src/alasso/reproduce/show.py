@@ -121,21 +121,23 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
 
 
 WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
+NARROW = 76  # and below these, numbers go under the claim
 
 
 def verdict_table(
     judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE, words: Words = OF_PAPER
 ) -> Table:
-    """Claims under their topics; a narrow terminal gets what matters most."""
+    """Claims under their topics; a terminal that is not wide gets what matters most."""
     title = f"{words.claims} in small: indicative only" if quick else words.claims
     caption = words.quick_caption if quick else VERDICT_CAPTION
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
-    wide = width >= WIDE
+    wide, narrow = width >= WIDE, width < NARROW
     table.add_column("claim", ratio=1)
     if wide:
         table.add_column(words.where, max_width=22)
-    table.add_column(words.said, justify="right", max_width=12)
-    table.add_column("ours", justify="right", no_wrap=True)
+    if not narrow:
+        table.add_column(words.said, justify="right", max_width=12)
+        table.add_column("ours", justify="right", no_wrap=True)
     if wide:
         table.add_column("bar", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
@@ -145,9 +147,12 @@ def verdict_table(
             style = "" if quick and one.verdict not in UNDECIDED else STYLES[one.verdict]
             ours = shown_of(one)
             paper = shown_paper(one.claim) if wide else shown_number(one.claim)
-            cells: list[RenderableType] = [Padding(Text(one.claim.says), (0, 0, 0, 2))]
+            says = Text(one.claim.says)
+            if narrow:
+                says.append(f"\n{ours}; {words.it_says}: {paper}", "dim")
+            cells: list[RenderableType] = [Padding(says, (0, 0, 0, 2))]
             cells += [one.claim.where] if wide else []
-            cells += [paper, ours]
+            cells += [] if narrow else [paper, ours]
             cells += [one.claim.bar()] if wide else []
             table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
     return table

@@ -125,9 +125,10 @@ def settle_edition(reports: Sequence[FileReport]) -> list[FileReport]:
 def refusal(dataset: DataSet, folder: Path, reports: Sequence[FileReport]) -> AlassoError | None:
     """The error that says what keeps a data set from being used, or None where nothing does."""
     remedy = f"`alasso data fetch {dataset.name}`"
-    if not folder.exists():
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        state = "is empty" if folder.exists() else "does not exist"
         return AlassoError(
-            f"{dataset.name} is not in {folder}, which does not exist; run {remedy}, "
+            f"{dataset.name} is not in {folder}, which {state}; run {remedy}, "
             "or name the folder that holds your data sets with --data-dir or ALASSO_DATA"
         )
     if missing := [report.file for report in reports if report.status == "missing"]:
