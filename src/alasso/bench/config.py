@@ -46,8 +46,8 @@ class RunConfig:
     memory: int = 0  # examples of each past task that are rehearsed beside new ones
     memory_share: float = 0.5  # what part of a batch is rehearsed
     precision: str = "tf32"  # of matrix products on a GPU: tf32, float32 or bf16
-    adam_eps: float = 1e-8  # Adam's ε; Keras, with which the authors ran theirs, has 1e-7
-    loss_clip: float = 0.0  # the loss counts probabilities as within [clip, 1 − clip]; Keras has 1e-7
+    adam_eps: float = 1e-8  # Adam's ε; torch's, and that of Keras 2.0.5, with which the authors ran theirs
+    loss_clip: float = 0.0  # the loss counts probabilities as within [clip, 1 − clip]; that Keras has 1e-7
     validation: bool = False  # measured on examples held out of training; the test examples are not touched
     settings: Mapping[str, Any] = field(default_factory=dict)
 
