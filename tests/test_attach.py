@@ -766,6 +766,8 @@ def test_a_constant_is_an_attribute_that_can_be_changed_between_steps(kind, name
         (ALASSO, "Xi", r"ALASSO has no constant 'Xi'; did you mean xi\? It has a, c, a_prime, c_prime, epsilon"),
         (ALASSO, "epsilon_prim", r"did you mean epsilon_prime\?"),
         (ALASSO, "lam", "ALASSO has no constant 'lam'; it has a, c"),
+        (ALASSO, "lambda_", "ALASSO has no constant .lambda_.; it has a, c"),
+        (SI, "cc", "SI has no constant .cc.; it has c, xi$"),
         (SI, "a", "SI has no constant 'a'; it has c, xi$"),
         (MAS, "C", "MAS has no constant 'C'; it has lam$"),
     ],

@@ -315,12 +315,14 @@ def with_a_new_optimizer(model, optimizer, reg):
 
 def with_the_new_head_added(model, optimizer, reg):
     optimizer.add_param_group({"params": model[2].parameters()})
-    run(model, optimizer, BATCHES)
+    with pytest.warns(UserWarning, match=PULLED):
+        run(model, optimizer, BATCHES)
 
 
 def with_the_new_head_in_the_old_ones_place(model, optimizer, reg):
     optimizer.param_groups[0]["params"][2:] = model[2].parameters()
-    run(model, optimizer, BATCHES)
+    with pytest.warns(UserWarning, match=PULLED):
+        run(model, optimizer, BATCHES)
 
 
 def with_an_attached_optimizer_of_its_own(model, optimizer, reg):

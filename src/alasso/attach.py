@@ -1,4 +1,4 @@
-"""Hooks on any torch optimizer. The only file that knows of closures, loss scaling and missing gradients.
+"""Hooks on any torch optimizer: closures, loss scaling, missing gradients, steps within steps.
 
 A step with an attached regularizer:
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -27,7 +26,7 @@ from torch.optim import LBFGS, Optimizer
 from alasso import kernels
 from alasso.engines import engine_for
 from alasso.errors import AlassoError
-from alasso.frames import is_within, users_stacklevel
+from alasso.frames import is_parents_step, users_stacklevel
 from alasso.methods.surrogate import add_to_path_
 from alasso.sharding import local
 from alasso.unseen import note_held
@@ -50,8 +49,9 @@ class OpenStep(NamedTuple):
 
 def base_optimizer(optimizer: Any) -> Optimizer:
     """The torch optimizer whose step() is really called, inside any wrapper; refuses those that cannot be observed."""
-    # accelerate's wrapper is an Optimizer that never ran Optimizer.__init__ and so has no hook tables of its own.
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+    # accelerate's wrapper is an Optimizer that never ran Optimizer.__init__ and so has no hook tables of its own. One
+    # that has some (Lookahead, say) is observed itself: it may move the weights beside the optimizer within it.
+    while not has_hooks(optimizer) and isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
         given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
@@ -61,12 +61,17 @@ def base_optimizer(optimizer: Any) -> Optimizer:
             "LBFGS evaluates the loss several times within one step, so no single gradient belongs to its move; "
             "use a first-order optimizer such as SGD or Adam"
         )
-    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+    if not has_hooks(optimizer):
         raise AlassoError(
             f"{type(optimizer).__name__} never called Optimizer.__init__ and cannot carry hooks; "
             "attach to the optimizer it wraps"
         )
     return optimizer
+
+
+def has_hooks(optimizer: object) -> bool:
+    """Whether torch would run step hooks of this optimizer."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 class Exchange:
@@ -77,9 +82,10 @@ class Exchange:
         self.optimizer = optimizer
         self._open: list[OpenStep] = []
         self._held: dict[str, ref[nn.Parameter]] = {}  # what the optimizer had under these names when last noted
-        self._foreign: set[int] = set()
+        self._foreign: dict[int, nn.Parameter] = {}  # by id: held, so that no other comes to have it
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
-        self._leaves_gradients = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
+        self._noted: set[int] = set()  # parameters whose weights were copied when the step began, by id
+        self._is_torchs = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
 
     @property
     def is_open(self) -> bool:
@@ -123,12 +129,13 @@ class Exchange:
         regularizer = self.regularizer
         state = regularizer.state_of(name, parameter)
         total_grad = task_grad
-        # In the first task there is nothing to add, but optimizers of others may change the gradient in place, and
-        # torch's fused ones divide it by the scale.
-        if regularizer.tasks > 0 or to_objective is not None or not self._leaves_gradients:
+        observes_path = regularizer.surrogate.observes_path
+        # In the first task there is nothing to add, but an optimizer may change the gradient in place, as torch's SGD
+        # does with nesterov and foreach, and other hooks may clip it: the path wants it as it was.
+        if regularizer.tasks > 0 or to_objective is not None or observes_path:
             total_grad = self._buffer("total gradient", parameter, task_grad)
         before = None
-        if regularizer.surrogate.observes_path:
+        if observes_path:
             before = self._buffer("before", parameter, local(parameter))
         if not (to_objective is None and self._opened_in_one_pass(parameter, task_grad, total_grad, before, state)):
             self._open_plainly(name, parameter, task_grad, total_grad, before, state, to_objective)
@@ -139,7 +146,9 @@ class Exchange:
         self, parameter: nn.Parameter, task_grad: Tensor, total_grad: Tensor, before: Tensor | None, state: Any
     ) -> bool:
         theta = local(parameter).detach()
-        if self.regularizer.tasks == 0 or kernels.why_not_compiled(theta.device.type, theta.numel()):
+        if self.regularizer.tasks == 0 or id(parameter) in self._noted:
+            return False
+        if kernels.why_not_compiled(theta.device.type, theta.numel()):
             return False
         written = [local(total_grad), before if before is not None else theta]
         flat = kernels.flattened([*written, local(task_grad).detach(), theta], state)
@@ -168,8 +177,18 @@ class Exchange:
             if to_objective is not None:
                 springs = (springs[0] * to_objective, springs[1] * to_objective)
             kernels.add_penalty_(local(total_grad), theta, state.anchor, *springs)
-        if before is not None:
+        if before is not None and id(parameter) not in self._noted:
             before.copy_(theta)
+
+    @torch.no_grad()
+    def note_weights(self) -> None:
+        """Where the step begins: optimizers of others may move the weights before they call their closure (SAM)."""
+        if self._is_torchs or not self.regularizer.surrogate.observes_path:
+            return
+        for parameter in self.parameters():
+            if self.name_of(parameter) is not None:
+                self._buffer("before", parameter, local(parameter)).copy_(local(parameter))
+                self._noted.add(id(parameter))
 
     def _buffer(self, purpose: str, parameter: nn.Parameter, like: Tensor) -> Tensor:
         """Room for a tensor, the same at every step: fresh memory is slow memory."""
@@ -220,11 +239,20 @@ class Exchange:
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def give_back_gradients(self) -> None:
         for step in self._open:
             if step.parameter.grad is step.total_grad:
+                if self._was_zeroed(step):
+                    step.task_grad.zero_()
                 step.parameter.grad = step.task_grad
         self._open.clear()
+        self._noted.clear()
+
+    def _was_zeroed(self, step: OpenStep) -> bool:
+        """Whether an optimizer that is not torch's did ``zero_grad(set_to_none=False)`` within its step."""
+        written = step.total_grad is not step.task_grad and step.total_grad._version != step.version
+        return not self._is_torchs and written and not bool(step.total_grad.any())
 
     @torch.no_grad()
     def take_back_gradients(self) -> None:
@@ -244,6 +272,8 @@ class Exchange:
         for parameter in self.parameters():
             if (name := self.regularizer.name_of(parameter)) is not None:
                 self._held[name] = ref(parameter)
+        held = {id(parameter) for parameter in self.parameters()}
+        self._foreign = {place: parameter for place, parameter in self._foreign.items() if place in held}
 
     def take_replaced(self) -> set[str]:
         """Names under which the model has other parameters now than those that the optimizer still holds; said once."""
@@ -257,10 +287,10 @@ class Exchange:
     def name_of(self, parameter: nn.Parameter) -> str | None:
         name = self.regularizer.name_of(parameter)
         if name is None and id(parameter) not in self._foreign:
-            self.regularizer.refresh()  # a parameter group added, or a head replaced, since attach()
+            self.regularizer.look_again()  # a parameter group added, or a head replaced, since attach()
             name = self.regularizer.name_of(parameter)
             if name is None:
-                self._foreign.add(id(parameter))
+                self._foreign[id(parameter)] = parameter
         return name
 
     def forget(self) -> None:
@@ -283,8 +313,6 @@ class Attachment(Exchange):
     def __init__(self, regularizer: Regularizer, optimizer: Optimizer) -> None:
         super().__init__(regularizer, optimizer)
         self._engine = engine_for(optimizer)
-        self._outermost: FrameType | None = None  # torch's call of these hooks, until the step has ended
-        self._within = 0  # step() methods of parents that have begun within that one
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._warn_of_earlier_ones()
         self._handles = [
@@ -344,17 +372,13 @@ class Attachment(Exchange):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         args = args[1:] if args and args[0] is optimizer else args
         closure = args[0] if args else kwargs.get("closure")
-        caller = sys._getframe(1)
-        # The step() of a subclass has called its parent's: torch runs the hooks for that one, too. (A step that raised
-        # has not ended, either, but nobody is within it any more.)
-        if is_within(self._outermost, caller):
-            self._within += 1
+        if is_parents_step(sys._getframe(1), optimizer):
             return None
-        self._outermost, self._within = caller, 0
         self.take_back_gradients()  # a step that raised left them exchanged
-        if closure is None:
+        if not callable(closure):  # an optimizer of one's own may take other arguments
             self.open()
             return None
+        self.note_weights()
         # With a closure, backward runs inside step(): the gradients are there only after it.
         wrapped = self._wrap(closure)
         if args:
@@ -375,10 +399,7 @@ class Attachment(Exchange):
         return closure_then_penalty
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._within:
-            self._within -= 1
-        else:
-            self._outermost = None
+        if not is_parents_step(sys._getframe(1), optimizer):
             self.close()
 
 

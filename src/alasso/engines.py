@@ -221,6 +221,7 @@ class SGDEngine(Engine):
 # -- small things --------------------------------------------------------------------------------------------
 
 _numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
+_recorded: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}  # a CUDA graph knows these by address
 
 
 def as_tensor(number: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -228,16 +229,16 @@ def as_tensor(number: float | Tensor, device: torch.device, dtype: torch.dtype) 
     if isinstance(number, Tensor):
         return number.detach().reshape(()).to(device, dtype, non_blocking=True)
     key = (float(number), device, dtype)
-    if key in _numbers:
-        return _numbers[key]
-    made = torch.full((), number, device=device, dtype=dtype)
-    if not kernels.is_being_recorded(device):
-        # A scheduler leaves a number at every step. Those on a GPU stay: a recorded step may know them by address.
-        if device.type == "cpu" and len(_numbers) > 1000:
-            for old in [known for known in _numbers if known[1].type == "cpu"]:
-                del _numbers[old]
-        _numbers[key] = made
-    return made
+    known = _numbers.get(key)
+    if kernels.is_being_recorded(device):
+        if known is None:
+            return torch.full((), number, device=device, dtype=dtype)  # made anew whenever the graph runs
+        return _recorded.setdefault(key, known)
+    if known is None:
+        if len(_numbers) > 1000:  # a scheduler leaves one at every step
+            _numbers.clear()
+        known = _numbers[key] = torch.full((), number, device=device, dtype=dtype)
+    return known
 
 
 def engine_for(optimizer: Optimizer) -> Engine | None:

@@ -8,12 +8,13 @@ from types import FrameType
 OURS = __name__.partition(".")[0]
 
 
-def is_within(outer: FrameType | None, inner: FrameType | None) -> bool:
-    """Whether one call was made, however deep, within another that has not ended."""
-    while outer is not None and inner is not None:
-        if inner is outer:
+def is_parents_step(hooks_call: FrameType, optimizer: object) -> bool:
+    """Whether torch runs the hooks of ``optimizer`` for the step() of a parent class, called within its own step()."""
+    frame = hooks_call.f_back
+    while frame is not None:
+        if frame.f_code is hooks_call.f_code and frame.f_locals.get("self") is optimizer:
             return True
-        inner = inner.f_back
+        frame = frame.f_back
     return False
 
 

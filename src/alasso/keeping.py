@@ -27,7 +27,8 @@ class KeepsStates(WithSettings):
     """The states of a model's parameters by name, and what is worked out from them."""
 
     anchors_are_weights: ClassVar[bool] = True  # whether the model ends a task at its anchors
-    _names_by_id: dict[int, str] | None = None  # of the model's parameters; None: to be looked up
+    #: Names of the model's parameters by id; each is held, so that no other comes to have it. None: to be looked up.
+    _names_by_id: dict[int, tuple[str, nn.Parameter]] | None = None
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str]) -> None:
         if not isinstance(model, nn.Module):
@@ -51,12 +52,17 @@ class KeepsStates(WithSettings):
         named = dict(named_weights(self.model, self.exclude))
         self._rename(self._sightings.renamed(named))
         self._sightings.look(named, self._past_of)
-        self._names_by_id = {id(parameter): name for name, parameter in named.items()}
+        self._names_by_id = {id(parameter): (name, parameter) for name, parameter in named.items()}
         for name, parameter in self.protected():
             self.state_of(name, parameter)
 
+    def look_again(self) -> None:
+        """:meth:`refresh`, and warn of parameters that have taken the places of others."""
+        self.refresh()
+        self._sightings.warn()
+
     @property
-    def _names(self) -> dict[int, str]:
+    def _names(self) -> dict[int, tuple[str, nn.Parameter]]:
         if self._names_by_id is None:
             self.refresh()
         assert self._names_by_id is not None
@@ -79,13 +85,14 @@ class KeepsStates(WithSettings):
     def protected(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(name, parameter) of every parameter that has, or can have, a state."""
         for name, parameter in self.model.named_parameters():
-            known = self._names.get(id(parameter))
+            known = self.name_of(parameter)
             if known is not None and (parameter.requires_grad or plain_name(name) in self._states):
                 yield known, parameter
 
     def name_of(self, parameter: nn.Parameter) -> str | None:
         """Name under which this parameter is protected, None if it is not."""
-        return self._names.get(id(parameter))
+        known = self._names.get(id(parameter))
+        return known[0] if known is not None else None
 
     def state_of(self, name: str, parameter: nn.Parameter) -> Any:
         """The parameter's state, made at first sight, and brought to where and how large the parameter is now."""
@@ -160,7 +167,7 @@ class KeepsStates(WithSettings):
         if name is None or not (parameter.requires_grad or name in self._states):
             raise AlassoError(NOT_PROTECTED if isinstance(parameter, nn.Parameter) else NO_PARAMETER.format(parameter))
         # This one alone is looked at again: others of the same layer may be about to be forgotten, too.
-        self._names[id(parameter)] = name
+        self._names[id(parameter)] = name, parameter
         self._sightings.note(name, parameter)
         self.adopt(name, self.surrogate.init(self._theta(parameter)))
 

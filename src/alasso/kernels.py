@@ -200,8 +200,6 @@ def no_compiler(device: str) -> str | None:
 def flattened(tensors: Sequence[Tensor], state: Any = None) -> tuple[list[Tensor], Any] | None:
     """The tensors and the state's in one dimension, nothing copied; None where they are of several kinds or layouts."""
     like = tensors[0]
-    if like.dim() == 0:
-        return None  # a summary of such a tensor, EWC's constant, would pass for one of its weights
     large = [] if state is None else [name for name in state._fields if getattr(state, name).shape == like.shape]
     everything = [*tensors, *(getattr(state, name) for name in large)]
     if like.dtype not in (torch.float32, torch.float64) or not all(is_alike(t, like) for t in everything):

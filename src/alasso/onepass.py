@@ -190,7 +190,8 @@ class Engine:
             surrogate = exchange.regularizer.surrogate
         # Addresses and identities; what they belong to is held by the work itself, so none is used again for another.
         place = (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype)
-        now = (*place, rule, id(group), id(own), id(state), id(surrogate), *map(id, moments))
+        kept = ((id(moment), moment.data_ptr()) for moment in moments)  # one may be given other memory through .data
+        now = (*place, rule, id(group), id(own), id(state), id(surrogate), *kept)
         known = self._known.get(id(parameter))
         if known is not None and known[0] == now:
             return known[1]

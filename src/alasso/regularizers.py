@@ -55,6 +55,16 @@ class ALASSO(Regularizer):
     """
 
     method = "ALASSO"
+    a: float
+    c: float
+    a_prime: float
+    c_prime: float
+    epsilon: float
+    epsilon_prime: float
+    xi: float
+    monotone: bool
+    omega_rule: OmegaRule
+    unmoved: Unmoved
 
     def __init__(
         self,
@@ -85,8 +95,9 @@ class ALASSO(Regularizer):
 
     @classmethod
     def as_the_paper_states_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
-        """Eqs. 4 to 12 to the letter: Ω may fall, no damping. This does not give the paper's numbers."""
-        return cls(model, **{"monotone": False, "xi": 0.0, **changes})
+        """Eqs. 4 to 12 to the letter: Ω may fall, no damping, one ε. This does not give the paper's numbers."""
+        epsilon = changes.get("epsilon", 1e-6)
+        return cls(model, **{"monotone": False, "xi": 0.0, "epsilon_prime": epsilon, **changes})
 
     @classmethod
     def asymmetric_only(cls, model: nn.Module, **changes: Any) -> ALASSO:
@@ -103,6 +114,8 @@ class SI(Regularizer):
     """Synaptic intelligence (Zenke et al., ICML 2017). ``c``: strength; ``xi``: damping where a weight hardly moved."""
 
     method = "SI"
+    c: float
+    xi: float
 
     def __init__(self, model: nn.Module, c: float = 0.1, xi: float = 0.1, *, exclude: Iterable[str] = ()) -> None:
         super().__init__(model, SISurrogate(c, xi), exclude)
@@ -180,6 +193,7 @@ class EWC(_FromFisher):
     """
 
     method = "EWC"
+    lam: float
     anchors_are_weights = False  # they are the centre of all springs
 
     def __init__(
@@ -201,6 +215,8 @@ class OnlineEWC(_FromFisher):
     """
 
     method = "OnlineEWC"
+    lam: float
+    gamma: float
 
     def __init__(
         self,
@@ -219,6 +235,7 @@ class MAS(_FromData):
     """Memory aware synapses (Aljundi et al., 2018): importance from the outputs' sensitivity; labels are not used."""
 
     method = "MAS"
+    lam: float
 
     def __init__(self, model: nn.Module, lam: float = 1.0, *, exclude: Iterable[str] = ()) -> None:
         super().__init__(model, MASSurrogate(lam), exclude)
@@ -245,6 +262,12 @@ class IMM(_FromFisher):
 
     method = "IMM"
     anchors_are_weights = False  # but the last task's own, before merging
+    merge: Merge
+    transfer: Transfer
+    lam: float
+    last_weight: float | None
+    start: Start
+    count_unmoved: bool
     surrogate: IMMSurrogate
 
     def __init__(

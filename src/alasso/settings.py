@@ -48,7 +48,7 @@ class WithSettings:
 def check_is_no_slip(method: str, name: str, constants: list[str]) -> None:
     """Refuse a new attribute that was to be a constant: ``reg.Xi``, ``reg.epsilon_prim``, another method's ``lam``."""
     meant = get_close_matches(name.lower(), constants, 1, 0.85)
-    if meant or name.lower() in OF_SOME_METHODS:
+    if meant or name.lower() in SLIPS or (len(name) <= 3 and not name.startswith("_")):
         guess = f"; did you mean {meant[0]}? It has" if meant else "; it has"
         raise AlassoError(f"{method} has no constant {name!r}{guess} {', '.join(constants)}")
 
@@ -58,8 +58,8 @@ def is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-#: Constants that not every method has.
-OF_SOME_METHODS = frozenset({"a", "c", "xi", "lam", "gamma", "epsilon"})
+#: Constants that not every method has, and other spellings of them; those of up to three letters are all refused.
+SLIPS = frozenset({"gamma", "epsilon", "lambda_", "lambd", "lamda", "lmbda", "strength"})
 
 
 def fields_of(owner: object) -> Mapping[str, Any]:

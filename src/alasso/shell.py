@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from alasso.sightings import begins_with
 from alasso.soundness import check_importance
 from alasso.unseen import count_unseen_steps, warn_of_untrained
 from alasso.wording import count_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
@@ -57,7 +60,7 @@ class Regularizer(KeepsStates):
 
     # -- in the training loop --------------------------------------------------------------------------------
 
-    def attach(self, optimizer: Optimizer) -> Regularizer:
+    def attach(self, optimizer: Optimizer) -> Self:
         """Add the penalty to every step of ``optimizer`` from now on, and observe the steps.
 
         The training loop stays as it is: closures, gradient accumulation, clipping, schedulers, mixed precision. Attach
@@ -68,7 +71,7 @@ class Regularizer(KeepsStates):
         self.refresh()
         if not any(True for _ in self.protected()):
             raise AlassoError("the model has no weights to protect: all are frozen, excluded, or no real numbers")
-        if not any(id(p) in self._names for group in optimizer.param_groups for p in group["params"]):
+        if not self.holds_any_of(optimizer):
             raise AlassoError(
                 "the optimizer holds none of the model's protected parameters; "
                 "build it from the parameters of the model given to " + type(self).__name__
@@ -92,6 +95,10 @@ class Regularizer(KeepsStates):
         """Whether there is an optimizer whose steps are observed."""
         return bool(self._attachments)
 
+    def holds_any_of(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer trains any protected parameter."""
+        return any(self.name_of(p) is not None for group in optimizer.param_groups for p in group["params"])
+
     def is_attached_to(self, optimizer: Optimizer) -> bool:
         return any(attachment.optimizer is optimizer for attachment in self._attachments)
 
@@ -100,7 +107,7 @@ class Regularizer(KeepsStates):
         """Whether an attached optimizer has begun a step and not ended it."""
         return any(attachment.is_open for attachment in self._attachments)
 
-    def __enter__(self) -> Regularizer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -205,6 +212,8 @@ class Regularizer(KeepsStates):
         With sharded parameters it is the sum over all shards: call it on all ranks.
         """
         self.penalty_was_taken |= torch.is_grad_enabled()
+        if any(self.name_of(parameter) is None for _, parameter in named_weights(self.model, self.exclude)):
+            self.look_again()  # a head that grew, or was replaced, since
         terms = [
             (self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state), parameter)
             for name, parameter in self.protected()
@@ -232,6 +241,7 @@ class Regularizer(KeepsStates):
         `torch.distributed.checkpoint`: call it on all ranks.
         """
         parameters = dict(self.protected())
+        in_model = {name for name, _ in named_weights(self.model, self.exclude)}  # and not of layers that are gone
         return {
             "version": STATE_VERSION,
             "method": self.method,
@@ -242,6 +252,7 @@ class Regularizer(KeepsStates):
             "parameters": {
                 name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
                 for name, state in self._states.items()
+                if name in in_model
             },
         }
 

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -131,9 +132,14 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
 
 
 def fingerprint(regularizer: Regularizer) -> str:
-    """Differs where the protected weights differ; the same on every rank and device."""
-    largest = [float(full(parameter.detach()).abs().max()) for _, parameter in regularizer.protected()]
-    return " ".join(f"{value:.6g}" for value in largest)
+    """Differs where a protected weight differs in any bit; the same on every rank and device."""
+    return " ".join(f"{sum_of_bits(full(parameter.detach())):x}" for _, parameter in regularizer.protected())
+
+
+def sum_of_bits(tensor: Tensor) -> int:
+    """The sum of all numbers taken as integers, which, unlike one of floats, is the same in any order."""
+    as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.contiguous().view(as_integers).sum(dtype=torch.int64))
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 from torch.optim import Optimizer
 
+from alasso.attach import base_optimizer
 from alasso.errors import AlassoError
 from alasso.regularizers import IMM
 from alasso.shell import Head, Loader, Regularizer
@@ -68,16 +69,11 @@ class TaskKeeper:
         regularizer.detach()  # from a training that ended with an error
         if isinstance(regularizer, IMM) and regularizer.steps == 0:
             regularizer.begin_task()
-        refusals = []
-        for optimizer in optimizers:
-            try:
-                regularizer.attach(optimizer)
-            except AlassoError as error:
-                if "none of the model's protected parameters" not in str(error):
-                    raise
-                refusals.append(error)
-        if refusals and not regularizer.is_attached:
-            raise refusals[0]
+        optimizers = list(optimizers)
+        regularizer.refresh()
+        holding = [optimizer for optimizer in optimizers if regularizer.holds_any_of(base_optimizer(optimizer))]
+        for optimizer in holding or optimizers:  # where none does, attach() says so
+            regularizer.attach(optimizer)
 
     def end(self, loader: Any) -> None:
         """The task is over: consolidate, unless the user does that, and let go of the optimizers."""

@@ -158,7 +158,8 @@ def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
 def accurate_omega(
     Omega: Tensor, omega_new: Tensor, omega_past: Tensor, moved: Tensor, xi: float | Tensor, monotone: bool
 ) -> Tensor:
-    """Eq. 7. A weight that stood still while ξ = 0 says nothing new about the loss: it keeps its Ω."""
-    Omega_new = ratio_or(omega_new + omega_past, moved.square() + xi, Omega)
+    """Eq. 7. A weight that stood still says nothing new about the loss: it keeps its Ω, whatever ξ is."""
+    idle = (moved == 0) & (omega_new == 0)
+    Omega_new = torch.where(idle, Omega, ratio_or(omega_new + omega_past, moved.square() + xi, Omega))
     # Not in the paper: the authors' experiment never lets Ω fall. The paper only asks for Ω ≥ 0.
     return torch.maximum(Omega_new, Omega) if monotone else Omega_new.clamp(min=0)

@@ -16,6 +16,7 @@ Glossary: θ weights, θ̂ anchor, Ω importance, ω path integral of the runnin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -132,7 +133,7 @@ def no_number(name: str, value: object) -> AlassoError:
 def check_non_negative(**settings: float | Tensor) -> None:
     """Refuse a negative, infinite or NaN setting by its name."""
     for name, value in settings.items():
-        if not isinstance(value, int | float | Tensor):
+        if not isinstance(value, Real | Tensor):
             raise no_number(name, value)
         value = torch.as_tensor(value)
         if not bool((torch.isfinite(value) & (value >= 0)).all()):
