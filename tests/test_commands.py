@@ -121,7 +121,7 @@ def test_a_sweep_over_tasks_trains_the_longest_alone(tmp_path, monkeypatch, caps
     words = ("run", "permuted-digits", "--method", "si", "--epochs", 1, "--set", "hidden=8", "tasks=2,4,3")
     code, output, errors = in_process([*words, "--device", "cpu", "--out", tmp_path], monkeypatch, capsys)
     assert code == 0, errors
-    assert "2 shorter runs are written when longer ones come past them" in output and "3 result files in" in output
+    assert "2 shorter runs are saved along the way of longer ones" in output and "3 result files in" in output
     assert "permuted-digits, 1 epoch " in output and "1 epochs" not in output  # tasks differ, and have a column
     assert "task 4/4" in output and "task 2/2" not in output and "task 3/3" not in output
     found = [results.read(path) for path in tmp_path.glob("*.json")]
@@ -401,6 +401,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
         (["reproduce", "--seeds", "0"], "invalid value for '--seeds': "),
         (["reproduce", "--only"], "option '--only' requires an argument"),
         (["list", "everything"], "got unexpected extra argument"),
+        (["run", "permuted-digits", "--tasks", "3", "--tasks=4"], "--tasks takes one value: give it once, not 2 times"),
+        (["demo", "--seed", "0", "--seed", "1"], "--seed takes one value"),
+        (["report", "x", "-o", "a.html", "--output", "b.html"], "--output takes one value"),
+        (["data", "where", "--data-dir", "a", "--data-dir", "b"], "--data-dir takes one value"),
         (["--wrong\nline"], "no such option: --wrong"),
     ],
 )
@@ -410,6 +414,29 @@ def test_what_the_parser_refuses_is_one_line_too(words, message, tmp_path, monke
     assert code == 2 and not output
     # Older parsers write arguments in capitals.
     assert message.lower() in errors.lower() and errors.startswith("alasso: ") and len(errors.splitlines()) == 1
+
+
+def test_flags_and_options_of_several_values_may_be_repeated(monkeypatch, capsys):
+    words = ["run", "permuted-digits", "-q", "-q", "--seed", "0", "--seed", "1", "--tasks", "0"]
+    _, _, errors = in_process(words, monkeypatch, capsys)
+    assert errors == "alasso: tasks must be 1 or more, not 0\n"
+
+
+def test_settings_as_one_dictionary_are_refused_with_a_hint():
+    with pytest.raises(AlassoError, match=r"settings of alasso are given directly, by their own names, as in a=1.8"):
+        RunConfig.own("alasso", settings={"a": 2})
+
+
+def test_missing_data_sets_are_wrong_only_where_they_are_named(tmp_path, monkeypatch, capsys):
+    nowhere = ["--data-dir", tmp_path]
+    code, output, _ = in_process(["data", "check", *nowhere], monkeypatch, capsys)
+    assert code == 0 and "missing" in output and "What is there is as published" in output
+    code, output, _ = in_process(["data", "check", "mnist", *nowhere], monkeypatch, capsys)
+    assert code == 2 and output.splitlines()[-1].endswith(f"alasso data fetch mnist --data-dir {tmp_path}")
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"wrong")
+    code, output, _ = in_process(["data", "check", *nowhere], monkeypatch, capsys)
+    assert code == 2 and output.splitlines()[-1].endswith(f"alasso data fetch mnist --data-dir {tmp_path}")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "-h"], ["data", "--help"], ["--version"], [], ["data"]])

@@ -1,11 +1,14 @@
 """The probe: the batched measurement against the slow and obvious one, and the command from a result to its figures."""
 
+import io
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import typer
+from rich.console import Console
 from torch import nn
 
 from alasso.bench import results
@@ -13,6 +16,7 @@ from alasso.errors import AlassoError
 from alasso.report import commands
 from alasso.report.probe import random_weights, task_loss
 from alasso.report.probe_findings import Measured, Plan, read
+from alasso.report.probe_progress import ShownProgress
 from alasso.report.sides import Weight, losses, losses_one_by_one
 from test_report import made_up
 
@@ -148,3 +152,37 @@ def test_a_distribution_has_no_lines(tmp_path):
     path = results.write(made_up("vcl", tasks=2), tmp_path)
     with pytest.raises(AlassoError, match="vcl learns a distribution"):
         commands.probe(path, out=tmp_path)
+
+
+def test_more_weights_than_there_are_is_said(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    path = results.write(made_up("sgd", tasks=2, epochs=1, hidden=2), tmp_path)
+    commands.probe(path, out=tmp_path / "probe", weights=10**8, offsets=3, span=0.5, examples=20, device="cpu")
+    assert "weights that there are, not 100000000" in capsys.readouterr().out
+
+
+def test_ctrl_c_says_that_nothing_was_saved(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("alasso.report.probe.probe_first_task", interrupted)
+    path = results.write(made_up("sgd", tasks=2), tmp_path)
+    with pytest.raises(typer.Exit) as ended:
+        commands.probe(path, out=tmp_path / "probe", device="cpu")
+    assert ended.value.exit_code == 130 and capsys.readouterr().out == "\nStopped; nothing was saved.\n"
+
+
+def test_a_folder_is_no_result(tmp_path):
+    with pytest.raises(AlassoError, match="is a folder; name one result file"):
+        commands.probe(tmp_path, out=tmp_path / "probe")
+
+
+def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
+    monkeypatch.setattr("alasso.report.probe_progress.SECONDS_BETWEEN_LINES", -1.0)
+    lines = []
+    progress = ShownProgress(Console(file=io.StringIO()), lines.append)
+    for done in (1, 2):
+        progress("moving weights", done, 2)
+    assert lines == ["moving weights: 50% done, 0:00 left"]

@@ -570,7 +570,7 @@ def test_where_lines_cannot_be_written_training_stops_and_is_saved(kind, code, t
     assert ended.value.code == code
     assert [path.suffix for path in tmp_path.iterdir()] == [".checkpoint"]
     if code == 2:
-        said = "alasso: what there is to say cannot be written: No space left on device\n"
+        said = "alasso: cannot write the output: No space left on device\n"
         assert capsys.readouterr().err == said
 
 
@@ -907,7 +907,7 @@ def test_csv_log(tmp_path):
 def test_a_single_shorter_run_is_named():
     short, long = small("si", tasks=2), small("si", tasks=4)
     said = naming.shorter_runs(on_the_way([long, short]), [long, short])
-    assert said == "si tasks=2, seed 0 is written when tasks=4 comes past it"
+    assert said == "si tasks=2, seed 0 is saved along the way of the run with tasks=4"
 
 
 def test_memory_beside_alasso_leaves_its_settings_as_they_are():

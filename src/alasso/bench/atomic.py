@@ -58,12 +58,15 @@ def check_file(path: Path, *endings: str) -> None:
         raise AlassoError(f"{path} is a folder; name a file to write")
     if endings and path.suffix.lower() not in endings:
         raise AlassoError(f"{path} is no name for what is to be written there; end it in {endings[0]}")
-    check_writable(path.parent)
+    check_writable(path.parent, named=path)
 
 
-def check_writable(folder: Path) -> None:
-    """Whether the folder, or the one it would be made in, takes files; found out before work that is to end there."""
-    with disk_errors_as_advice(folder):
+def check_writable(folder: Path, named: Path | None = None) -> None:
+    """Whether the folder, or the one it would be made in, takes files; found out before work that is to end there.
+
+    ``named``: what a refusal names, if not the folder.
+    """
+    with disk_errors_as_advice(named or folder):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         probe = there / ".alasso-can-write"
         probe.write_bytes(b"")

@@ -125,7 +125,7 @@ def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
 def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, restart: Restart = False, quiet: Quiet = False) -> None:
     """Four methods on ten permuted versions of scikit-learn's digits: a minute, nothing downloaded.
 
-    What was begun is gone on with, what is finished is shown.
+    Continues an interrupted demo; shows a finished one.
     """
     from alasso.bench import runs
 

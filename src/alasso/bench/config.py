@@ -73,6 +73,9 @@ class RunConfig:
                 own[name] = value
             elif name in FIELDS and name not in NOT_CHANGES:
                 values[name] = value
+            elif name == "settings":
+                example = next((f", as in {setting}={default!r}" for setting, default in own.items()), "")
+                raise AlassoError(f"settings of {method} are given directly, by their own names{example}")
             else:
                 allowed = [*own, *(f for f in FIELDS if f not in NOT_CHANGES)]
                 raise AlassoError(f"{method} has no setting {name!r}{other_setting(name, allowed)}")

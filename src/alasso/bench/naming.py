@@ -44,9 +44,9 @@ def shorter_runs(carried: Mapping[str, Sequence[RunConfig]], configs: Iterable[R
     """What becomes of runs that longer ones carry along: one is named, several are counted."""
     pairs = [(shorter, config) for config in configs for shorter in carried.get(config.name, ())]
     if len(pairs) > 1:
-        return written_in_passing(len(pairs))
+        return f"{len(pairs)} shorter runs are saved along the way of longer ones"
     ((shorter, longer),) = pairs
-    return f"{label(shorter, ['tasks'])} is written when tasks={longer.tasks} comes past it"
+    return f"{label(shorter, ['tasks'])} is saved along the way of the run with tasks={longer.tasks}"
 
 
 def written_in_passing(count: int) -> str:

@@ -121,8 +121,8 @@ class PlainLines(Quiet):
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
         row = accuracy[-1]
         self._say(
-            f"{self.label}: task {task + 1}/{self.tasks}  learned {row[-1]:.3f}  "
-            f"mean so far {sum(row) / len(row):.3f}  left {clock(seconds_left)}"
+            f"{self.label}: task {task + 1}/{self.tasks}: this task {row[-1]:.3f}, "
+            f"mean {sum(row) / len(row):.3f}, {clock(seconds_left)} left"
         )
 
     def _say(self, line: str) -> None:
@@ -178,7 +178,7 @@ class Bars(Quiet):
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
         so_far = f" acc {sum(accuracy[-1]) / len(accuracy[-1]):.3f}" if accuracy else ""
-        self.loss = f" loss {loss:.3f} penalty {penalty:.3f}{so_far} left {clock(seconds_left)}"
+        self.loss = f" loss {loss:.3f} penalty {penalty:.3f}{so_far}, {clock(seconds_left)} left"
 
 
 class CsvLog(Quiet):

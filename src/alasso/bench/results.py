@@ -64,6 +64,8 @@ def write(result: Result, folder: Path) -> Path:
 
 def read(path: Path) -> Result:
     """A result file, or one clear sentence why it is none."""
+    if path.is_dir():
+        raise AlassoError(f"{path} is a folder; name one result file")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

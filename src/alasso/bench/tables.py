@@ -13,7 +13,7 @@ from alasso.bench.references import with_intransigence
 from alasso.bench.results import Result
 from alasso.wording import count_of
 
-CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence, if single-task is run too."
+CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence (needs a single-task run)."
 DETAILS_CAPTION = " first task: its accuracy at the end. std: of the accuracies over tasks."
 SEEDS_CAPTION = " ±: standard deviation over seeds."
 

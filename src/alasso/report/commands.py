@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from alasso.errors import AlassoError
 from alasso.options import DataDir, Device
-from alasso.saying import Terminal, say
+from alasso.saying import STOPPED, Terminal, say
 from alasso.wording import count_of
 
+if TYPE_CHECKING:
+    from alasso.report.probe_findings import Measured, Plan
+
 PORT = 8321
+MOST_REASONS = 3  # that a line has room for
 
 
 def report(
@@ -40,16 +44,16 @@ def report(
         return follow(results, PORT if port is None else port)
     if port is not None:
         raise AlassoError("--port is for --watch: give both, or leave it out")
-    found = collect(results)
-    for line in found.left_out:
-        say(f"left out: {line}")
-    if not found.results and not found.probes:
-        raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
     check_file(output, ".html", ".htm")
     if figures is not None:
         check_writable(figures)
+    found = collect(results)
+    if not found.results and not found.probes:
+        raise AlassoError(f"there are no results in {' or '.join(map(str, results))}{reasons(found.left_out)}")
     content = page.build(found).encode()
     write_whole(output, content)
+    for line in found.left_out:
+        say(f"left out: {line}")
     probes = f", {count_of(len(found.probes), 'probe')}" if found.probes else ""
     say(f"{output}: {count_of(len(found.results), 'result')}{probes}, {len(content) / 1e6:.1f} MB")
     if figures is not None:
@@ -60,6 +64,18 @@ def report(
             say(line)
         say(f"{figures}: {count_of(len(written) // len(FORMATS), 'figure')} as {', '.join(FORMATS)}")
     return None
+
+
+def reasons(left_out: Sequence[str]) -> str:
+    """Why nothing is left, on the same line.
+
+    >>> reasons([]), reasons(["a is no result", "b is none"])
+    ('', ': a is no result; b is none')
+    """
+    said = list(left_out[:MOST_REASONS])
+    if len(left_out) > MOST_REASONS:
+        said.append(f"and {len(left_out) - MOST_REASONS} more")
+    return f": {'; '.join(said)}" if said else ""
 
 
 def follow(paths: Sequence[Path], port: int) -> None:
@@ -109,20 +125,35 @@ def probe(
     data_dir: DataDir = None,
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
-    from alasso.bench.atomic import check_writable
-    from alasso.report.drawing import matplotlib
-    from alasso.report.load import read_checked
-    from alasso.report.probe import probe_first_task
     from alasso.report.probe_figures import write_probe
     from alasso.report.probe_findings import Plan
 
-    check_writable(out)
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
-    config = read_checked(result).config
-    refuse_probe_of_another(out, config.to_json())
-    matplotlib()  # or it would be missed only after all is measured
-    measured = probe_first_task(config, plan, data_dir=data_dir, device=device, say=say)
+    try:
+        measured = measure(result, out, plan, data_dir, device)
+    except KeyboardInterrupt:
+        say("\nStopped; nothing was saved.")
+        raise typer.Exit(STOPPED) from None
     for path in write_probe(measured, out):
         say(str(path))
     for line in measured.statement():
         say(line)
+
+
+def measure(result: Path, out: Path, plan: Plan, data_dir: Path | None, device: str) -> Measured:
+    """Find out first whether its outcome can be written."""
+    from alasso.bench.atomic import check_writable
+    from alasso.report.drawing import matplotlib
+    from alasso.report.load import read_checked
+    from alasso.report.probe import probe_first_task
+    from alasso.report.probe_progress import ShownProgress
+
+    check_writable(out)
+    config = read_checked(result).config
+    refuse_probe_of_another(out, config.to_json())
+    matplotlib()  # or it would be missed only after all is measured
+    progress = ShownProgress(Terminal(), say)
+    try:
+        return probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=progress)
+    finally:
+        progress.close()

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from alasso.errors import AlassoError
 from alasso.methods.alasso import AlassoState, asymmetric_factors
 from alasso.regularizers import ALASSO
 from alasso.report.probe_findings import Measured, Plan
+from alasso.report.probe_progress import Watch, unwatched
 from alasso.report.sides import Loss, Weight, losses
 from alasso.wording import count_of
 
@@ -50,7 +52,13 @@ class Learned:
 
 
 def probe_first_task(
-    config: RunConfig, plan: Plan, *, data_dir: Path | None, device: str, say: Callable[[str], None]
+    config: RunConfig,
+    plan: Plan,
+    *,
+    data_dir: Path | None,
+    device: str,
+    say: Callable[[str], None],
+    watch: Watch = unwatched,
 ) -> Measured:
     """Learn the first task again, then measure."""
     if config.method.startswith("vcl"):
@@ -61,14 +69,17 @@ def probe_first_task(
     torch.manual_seed(config.seed)
     learner = train.make_learner(config, stream, None, place)
     say(f"learning the first task: {config.method}, {count_of(config.epochs, 'epoch')}, seed {config.seed}")
-    learned = learn_first_task(learner)
+    learned = learn_first_task(learner, watch)
     weights = min(plan.weights, sum(p.numel() for p in learner.model.parameters() if p.requires_grad))
     examples = min(plan.examples, len(stream.tasks[0].train))
+    for there, asked, thing in ((weights, plan.weights, "weight"), (examples, plan.examples, "training example")):
+        if there < asked:
+            say(f"limited to the {count_of(there, thing)} that there are, not {asked}")
     say(f"moving {count_of(weights, 'weight')} to {plan.offsets} places each, on {count_of(examples, 'example')}")
-    return measure(plan, learned, stream, environment)
+    return measure(plan, learned, stream, environment, watch)
 
 
-def learn_first_task(learner: Learner) -> Learned:
+def learn_first_task(learner: Learner, watch: Watch = unwatched) -> Learned:
     """Train task 0 as the bench does; ALASSO's path integral is taken beside it."""
     config = learner.config
     settings = config.settings if config.method == "alasso" else METHODS["alasso"].settings
@@ -80,14 +91,18 @@ def learn_first_task(learner: Learner) -> Learned:
         observer.attach(learner.optimizer)
     start = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     for epoch in range(config.epochs):
-        for plan in learner.epoch_plan(0, epoch):
+        steps = learner.epoch_plan(0, epoch)
+        for number, plan in enumerate(steps, 1):
             learner.step(0, plan)
+            watch("learning the first task", epoch + number / len(steps), config.epochs)
     observer.consolidate()
     observer.detach()
     return Learned(learner, observer, start)
 
 
-def measure(plan: Plan, learned: Learned, stream: Stream, environment: dict[str, Any]) -> Measured:
+def measure(
+    plan: Plan, learned: Learned, stream: Stream, environment: dict[str, Any], watch: Watch = unwatched
+) -> Measured:
     learner, task = learned.learner, stream.tasks[0]
     (accuracy,) = learner.accuracies_on([task])
     # A single weight among millions moves the loss by a millionth: float32 would show its own rounding.
@@ -97,7 +112,7 @@ def measure(plan: Plan, learned: Learned, stream: Stream, environment: dict[str,
     weights = random_weights(model, plan.weights, generator)
     offsets = torch.linspace(-plan.span, plan.span, plan.offsets, dtype=torch.float64, device=x.device)
     began = time.monotonic()
-    found = losses(model, x.double(), task_loss(y, task.head), weights, offsets)
+    found = losses(model, x.double(), task_loss(y, task.head), weights, offsets, partial(watch, "moving weights"))
     states = [learned.state_of(weight) for weight in weights]
     own: Any = learned.observer.surrogate
     return Measured(

@@ -34,9 +34,26 @@ class Weight:
 
 
 @torch.no_grad()
-def losses(model: nn.Module, x: Tensor, loss: Loss, weights: Sequence[Weight], offsets: Tensor) -> Tensor:
-    """(weights, offsets): the loss with one weight moved by one offset. Takes a model in evaluation mode."""
+def losses(
+    model: nn.Module,
+    x: Tensor,
+    loss: Loss,
+    weights: Sequence[Weight],
+    offsets: Tensor,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Tensor:
+    """(weights, offsets): the loss with one weight moved by one offset. Takes a model in evaluation mode.
+
+    ``watch`` is told how many of them are found, of how many.
+    """
     found = torch.empty(len(weights), len(offsets), dtype=offsets.dtype, device=x.device)
+    count = 0
+
+    def on_found(more: int) -> None:
+        nonlocal count
+        count += more
+        watch(count, found.numel())
+
     by_parameter: dict[str, list[int]] = {}
     for number, weight in enumerate(weights):
         by_parameter.setdefault(weight.parameter, []).append(number)
@@ -44,7 +61,7 @@ def losses(model: nn.Module, x: Tensor, loss: Loss, weights: Sequence[Weight], o
         layer = linear_layer(model, parameter)
         measure = _by_unit if layer is not None else _by_copies
         index = torch.tensor([weights[number].index for number in numbers], device=x.device)
-        found[numbers] = measure(model, x, loss, parameter, index, offsets)
+        found[numbers] = measure(model, x, loss, parameter, index, offsets, on_found)
     return found
 
 
@@ -57,7 +74,15 @@ def linear_layer(model: nn.Module, parameter: str) -> int | None:
     return place if isinstance(model[place], nn.Linear) else None
 
 
-def _by_unit(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Tensor, offsets: Tensor) -> Tensor:
+def _by_unit(
+    model: nn.Module,
+    x: Tensor,
+    loss: Loss,
+    parameter: str,
+    index: Tensor,
+    offsets: Tensor,
+    on_found: Callable[[int], None],
+) -> Tensor:
     place = linear_layer(model, parameter)
     assert isinstance(model, nn.Sequential) and place is not None
     layers = list(model)
@@ -68,7 +93,7 @@ def _by_unit(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Ten
     after = between(before)
     following = layers[until] if until < len(layers) else None
     if following is not None and not isinstance(following, nn.Linear):
-        return _by_copies(model, x, loss, parameter, index, offsets)
+        return _by_copies(model, x, loss, parameter, index, offsets, on_found)
     base = following(after) if following is not None else after
     rest = nn.Sequential(*layers[until + 1 :])
 
@@ -79,6 +104,7 @@ def _by_unit(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Ten
         column = before.T[unit] + offsets[pair % len(offsets), None] * slope  # (pairs, examples)
         change = between(column) - after.T[unit]
         found.append(loss(rest(_with_change(base, change, unit, following))))
+        on_found(len(pair))
     return torch.cat(found).view(len(index), len(offsets))
 
 
@@ -92,7 +118,15 @@ def _with_change(base: Tensor, change: Tensor, unit: Tensor, following: nn.Linea
     return moved
 
 
-def _by_copies(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Tensor, offsets: Tensor) -> Tensor:
+def _by_copies(
+    model: nn.Module,
+    x: Tensor,
+    loss: Loss,
+    parameter: str,
+    index: Tensor,
+    offsets: Tensor,
+    on_found: Callable[[int], None],
+) -> Tensor:
     from torch.func import functional_call, vmap
 
     weights = model.get_parameter(parameter)
@@ -103,6 +137,7 @@ def _by_copies(model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: T
         copies = weights.reshape(1, -1).repeat(len(pair), 1)
         copies[torch.arange(len(pair)), flat[pair // len(offsets)]] += offsets[pair % len(offsets)]
         found.append(loss(answer(copies.view(-1, *weights.shape))))
+        on_found(len(pair))
     return torch.cat(found).view(len(index), len(offsets))
 
 

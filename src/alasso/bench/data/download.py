@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -51,7 +51,7 @@ def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = Tru
     if refusal(dataset, folder, check(name, data_dir)) is None:
         return folder
     root = data_root(data_dir)
-    with disk_errors("write to", folder):
+    with disk_errors("write to", folder), no_empty_folders(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         if dataset.archive is None:
             _fetch_files(dataset, folder, progress)
@@ -60,6 +60,19 @@ def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = Tru
     if error := refusal(dataset, folder, check(name, data_dir)):
         raise error
     return folder
+
+
+@contextmanager
+def no_empty_folders(folder: Path) -> Iterator[None]:
+    """Folders on the way to this one that are made inside, and hold nothing when it fails, go again."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]  # the innermost first
+    try:
+        yield
+    except BaseException:
+        for place in new:
+            with suppress(OSError):  # never made, or there is something in it
+                place.rmdir()
+        raise
 
 
 def _fetch_files(dataset: DataSet, folder: Path, progress: bool) -> None:
