@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import FrameType
 from typing import Annotated
 
@@ -33,15 +32,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-command = partial(app.command, cls=usage.OnceEach)
-command()(running.run)
-command()(running.demo)
-command()(running.search)
-command("list")(list_)
-command()(reporting.report)
-command()(reporting.compare)
-command()(reporting.probe)
-command()(reproducing.reproduce)
+app.command()(running.run)
+app.command()(running.demo)
+app.command()(running.search)
+app.command("list")(list_)
+app.command()(reporting.report)
+app.command()(reporting.compare)
+app.command()(reporting.probe)
+app.command()(reproducing.reproduce)
 app.add_typer(data_app, name="data")
 
 
@@ -140,5 +138,5 @@ def main() -> None:
         if error.filename is not None:  # of a file, about which its writer or reader should have said more
             raise
         silence()
-        print(f"alasso: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        print(f"alasso: what there is to say cannot be written: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
-from alasso.errors import AlassoError
 from alasso.report.names import plain
 
 #: What the parser raises; typer has click inside it or beside it, depending on its version, and shows this class alone.
 ParserError: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-
-
-class OnceEach(TyperCommand):
-    """A command that refuses a second value where there is room for one; the parser would drop the first."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
-        refuse_repeated(given)
-        return super().parse_args(ctx, args)
-
-
-def refuse_repeated(given: Sequence[Any]) -> None:
-    """``given``: the parameters of a command line, each as often as it is there. Flags may be repeated."""
-    for one in given:
-        takes_one_value = one.param_type_name == "option" and not one.multiple and not one.is_flag
-        if takes_one_value and given.count(one) > 1:
-            raise AlassoError(f"{one.opts[0]} takes one value: give it once, not {given.count(one)} times")
 
 
 def is_help(error: Any) -> bool:
