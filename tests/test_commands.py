@@ -401,10 +401,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
         (["reproduce", "--seeds", "0"], "invalid value for '--seeds': "),
         (["reproduce", "--only"], "option '--only' requires an argument"),
         (["list", "everything"], "got unexpected extra argument"),
-        (["run", "permuted-digits", "--tasks", "3", "--tasks=4"], "--tasks takes one value: give it once, not 2 times"),
-        (["demo", "--seed", "0", "--seed", "1"], "--seed takes one value"),
-        (["report", "x", "-o", "a.html", "--output", "b.html"], "--output takes one value"),
-        (["data", "where", "--data-dir", "a", "--data-dir", "b"], "--data-dir takes one value"),
         (["--wrong\nline"], "no such option: --wrong"),
     ],
 )

@@ -9,7 +9,6 @@ import typer
 
 from alasso.options import DataDir, Quiet
 from alasso.saying import Terminal, say
-from alasso.usage import OnceEach
 from alasso.wording import count_of
 
 data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
@@ -17,7 +16,7 @@ data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_he
 Names = Annotated[list[str] | None, typer.Argument(help="Data sets; all of them if none is named.")]
 
 
-@data_app.command(cls=OnceEach)
+@data_app.command()
 def fetch(names: Names = None, data_dir: DataDir = None, quiet: Quiet = False) -> None:
     """Download data sets from their publishers, and check them."""
     from alasso.bench import data
@@ -27,7 +26,7 @@ def fetch(names: Names = None, data_dir: DataDir = None, quiet: Quiet = False) -
         print(f"{name}: ready in {where}")
 
 
-@data_app.command(cls=OnceEach)
+@data_app.command()
 def check(names: Names = None, data_dir: DataDir = None) -> None:
     """Compare the files on the disk with what was published; a data set that is not there is wrong if it is named."""
     from rich.table import Table
@@ -60,7 +59,7 @@ def check(names: Names = None, data_dir: DataDir = None) -> None:
         say("What is there is as published; what is missing is needed only by the benchmarks that use it.")
 
 
-@data_app.command(cls=OnceEach)
+@data_app.command()
 def where(names: Names = None, data_dir: DataDir = None) -> None:
     """Say where data sets are looked for."""
     from alasso.bench import data
