@@ -25,7 +25,7 @@ from alasso.reproduce.claims import (
     tally,
 )
 from alasso.reproduce.computations import Finding
-from alasso.reproduce.evidence import Evidence
+from alasso.reproduce.evidence import Evidence, no_seed_in_common
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import Plan, part_title
 from alasso.reproduce.timing import Estimate, human
@@ -230,7 +230,7 @@ def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
         for reference in one.missing:
             name, _, run = reference.partition("/")
             waiting.setdefault(name, {})[run] = None
-    lines = []
+    lines = list(dict.fromkeys(no_seed_in_common(one.apart) for one in judged if one.apart))
     for name, runs in waiting.items():
         shown_runs = [*list(runs)[:most], *(["…"] if len(runs) > most else [])]
         lines.append(f"not run in {name}: {', '.join(shown_runs)}")
