@@ -903,13 +903,23 @@ def test_times_are_added_up_as_carried_out_and_for_the_whole_at_that_rate(tmp_pa
     note_part(tmp_path, part.title, "d", part.trained[2:3], 60.0)
     *_, row, last = Document(known, [], out=tmp_path).times().splitlines()
     assert row == f"| {part.title} | d | 3 | 3 min | 60.0 | 8 | 8 min | 4 min |"
-    assert last == "| of these, all |  |  | 3 min |  |  | 8 min | 4 min |"
+    assert last == "| of these, all | d |  | 3 min |  |  | 8 min | 4 min |"
     note_part(tmp_path, "split-tiny-imagenet, 30 tasks", "d", [], 600.0)
     assert (
         Document(known, [], out=tmp_path)
         .times()
-        .endswith("| of these, all but Tiny ImageNet |  |  | 3 min |  |  | 8 min | 4 min |")
+        .endswith("| of these, all but Tiny ImageNet | d |  | 3 min |  |  | 8 min | 4 min |")
     )
+
+
+def test_times_are_added_up_for_each_device_by_itself(tmp_path):
+    known = evidence({"si": [0.6]}, out=tmp_path)
+    (part,) = whole_parts(known.experiments.values())
+    for device, seconds in (("abacus", 120.0), ("slide rule", 240.0)):
+        note_part(tmp_path, part.title, device, part.trained[:2], seconds)
+    *_, first, second = Document(known, [], out=tmp_path).times().splitlines()
+    assert first == "| of these, all | abacus |  | 2 min |  |  | 8 min | 4 min |"
+    assert second == "| of these, all | slide rule |  | 4 min |  |  | 16 min | 8 min |"
 
 
 def test_times_of_images_of_ones_own_have_no_rate(tmp_path):
@@ -1023,7 +1033,7 @@ def test_times_of_parts_that_were_not_clocked_are_those_of_their_result_files(tm
     *_, first, second, last = Document(known, [], out=tmp_path).times().splitlines()
     assert first == f"| {clocked.title} | abacus | 2 | 60 s | 30.0 | 2 | 60 s | 30 s |"
     assert second == f"| {beside.title} (by result files) | abacus | 1 | 10 s | 10.0 | 2 | 20 s | 10 s |"
-    assert last == "| of these, all |  |  | 70 s |  |  | 80 s | 40 s |"
+    assert last == "| of these, all | abacus |  | 70 s |  |  | 80 s | 40 s |"
 
 
 def test_parts_that_are_no_text_are_left_aside(tmp_path):
@@ -1427,6 +1437,23 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]
 
 
+def test_images_are_measured_at_the_size_they_are_brought_to(monkeypatch):
+    sizes = []
+
+    def seconds(config, device):
+        sizes.append(tuple(stopwatch.random_stream(config, device).tasks[0].train.images.shape[1:]))
+        return 1.0
+
+    monkeypatch.setattr(stopwatch, "seconds_of_a_step", seconds)
+    monkeypatch.setattr(stopwatch, "seconds_of_an_answer", lambda *_: 1.0)
+    measure = stopwatch.Stopwatch("cpu", lambda line: None)
+    for size in (64, 32, 64):
+        measure(RunConfig.for_benchmark("split-tiny-imagenet", "si", image_size=size, batch_size=2))
+    assert sizes == [(3, 64, 64), (3, 32, 32)]
+    small = RunConfig.for_benchmark("split-tiny-imagenet", "si", image_size=64)
+    assert stopwatch.to_measure(small, on_cpu=True)[1] == 1.0  # a whole batch, which takes no seconds
+
+
 def test_steps_that_come_several_at_once_are_counted_each(monkeypatch):
     """Warm with the 18th, the first to come at or after the 16th; then five steps in ten seconds, and enough."""
     clock = iter([0.0, 10.0, 10.0])
@@ -1589,6 +1616,8 @@ def test_a_study_of_ones_own_stays_away_from_the_papers_results():
     elsewhere = Places.chosen(False, Path("x"), None, None)
     assert elsewhere == Places(Path("x"), Path("x/reproduction.md"), Path("x/report.html"))
     assert Places.chosen(False, Path("results"), None, None) == Places.chosen(False, None, None, None)
+    absolute = Places.chosen(False, Path("results").resolve(), None, None)
+    assert (absolute.document, absolute.report) == (Path("docs/reproduction.md"), Path("runs/report.html"))
 
 
 def test_a_folder_with_other_results_is_not_judged(tmp_path, monkeypatch, capsys):

@@ -269,7 +269,7 @@ class Document:
         titles = {row.part for row in clocked}
         found = clocked + [row for row in self._by_result_files() if row.part in whole and row.part not in titles]
         rows = [["part", "device", "runs", "time", "seconds a run", "runs in all", "at this rate", "with one seed"]]
-        sums = [0.0, 0.0, 0.0]
+        sums: dict[str, list[float]] = {}
         for row in found:
             times = [row.seconds, *(row.seconds_for(of.get(row.part, ())) or 0.0 for of in (whole, one_seed))]
             taken, *at_rate = map(human_or_dash, times)
@@ -277,10 +277,12 @@ class Document:
             title = row.part if row.part in titles else f"{row.part} (by result files)"
             rows.append([title, row.device, count, taken, a_run, str(len(whole.get(row.part, ()))), *at_rate])
             if "tiny-imagenet" not in row.part:  # which the goal for the whole leaves out
-                sums = [so_far + one for so_far, one in zip(sums, times, strict=True)]
+                sums[row.device] = [a + b for a, b in zip(sums.get(row.device, (0, 0, 0)), times, strict=True)]
         but_one = any("tiny-imagenet" in row.part for row in found)
-        taken, *at_rate = map(human_or_dash, sums)
-        rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *at_rate])
+        for device, of_device in sums.items():  # apart: a part that two devices have carried out is needed once
+            taken, *at_rate = map(human_or_dash, of_device)
+            title = f"of these, all{' but Tiny ImageNet' if but_one else ''}"
+            rows.append([title, device, "", taken, "", "", *at_rate])
         return markdown_table(rows, right=(2, 3, 4, 5, 6, 7))
 
     def _by_result_files(self) -> list[parts.Row]:

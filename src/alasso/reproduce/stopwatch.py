@@ -74,7 +74,8 @@ class Stopwatch:
 
     def __call__(self, config: RunConfig) -> Pace:
         # VCL has twice the weights and more; the others are near one another.
-        key = (config.benchmark, config.model, config.hidden, config.batch_size, is_variational(config))
+        network = (config.benchmark, config.image_size, config.model, config.hidden)
+        key = (*network, config.batch_size, is_variational(config))
         if key not in self.measured:
             if not self.measured:
                 self.say("measuring how fast this device is")
@@ -129,10 +130,16 @@ def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
         changes |= {"method": "vcl", "settings": {**own, "point_epochs": 0}}
     elif on_cpu:
         config = plainly(config)
-    scale, shape = 1.0, SHAPES[config.benchmark]
+    scale, shape = 1.0, shape_of(config)
     if on_cpu and len(shape) == 3 and shape[-1] > 64:
         scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
     return dataclasses.replace(config, **changes), scale
+
+
+def shape_of(config: RunConfig) -> tuple[int, ...]:
+    """Of an input; images may be brought to another size."""
+    shape, size = SHAPES[config.benchmark], config.image_size
+    return (shape[0], size, size) if size and len(shape) == 3 else shape
 
 
 def plainly(config: RunConfig) -> RunConfig:
@@ -147,7 +154,7 @@ def random_stream(config: RunConfig, place: torch.device) -> Stream:
     from alasso.bench.streams import Stream
 
     count, classes = 8 * config.batch_size, config.classes_per_task or 10
-    x, y = torch.rand(count, *SHAPES[config.benchmark]), torch.arange(count) % classes
+    x, y = torch.rand(count, *shape_of(config)), torch.arange(count) % classes
     return Stream.of([((x, y), (x[: config.batch_size], y[: config.batch_size]))], device=place)
 
 

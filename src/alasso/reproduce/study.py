@@ -41,7 +41,7 @@ class Places:
         out = out or (Path("results") if of_paper and not quick else Path("runs") / own)
         beside = {"document": out / "reproduction.md", "report": out / "report.html"}
         usual = {"document": Path("docs/reproduction.md"), "report": Path("runs/report.html")}
-        where = usual if out == Path("results") and of_paper and not quick else beside
+        where = usual if out.resolve() == Path("results").resolve() and of_paper and not quick else beside
         return Places(out, document or where["document"], report or where["report"])
 
     def refuse_mixture(self, work: Study) -> None:
