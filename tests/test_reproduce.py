@@ -518,7 +518,8 @@ def test_the_quick_table_gives_no_verdict(capsys):
 
     Console(width=80).print(show.verdict_table([judge(claim(at_least=0.5), evidence({"si": [0.6]}))], quick=True))
     shown = capsys.readouterr().out
-    assert "seen" in shown and "holds" not in shown and "Indicative" in shown
+    assert "T (small version)" in shown and "seen?" in shown and "verdict" not in shown and "holds" not in shown
+    assert shown.count("Too small to judge the paper: this shows that everything runs.") == 1
 
 
 # -- the paper's files --------------------------------------------------------------------------------------------
@@ -882,7 +883,7 @@ def test_the_estimate_takes_the_best_source_there_is(folder, tmp_path):
     assert here.seconds == pytest.approx(30.0) and not measured
     assert here.sentence() == "about 30 s on abacus (from results of this device)"
     other = timing.estimate(planned, known, tmp_path, "slide rule", measure)
-    assert other.seconds == pytest.approx(3 * steps * 0.001) and "measured just now" in other.sentence()
+    assert other.seconds == pytest.approx(3 * steps * 0.001) and "short measurement" in other.sentence()
     note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [], 3.0)  # stopped before any run ended
     note_part(tmp_path, "permuted-digits, 3 tasks", "slide rule", [known[0].config], 4.0)
     noted = timing.estimate(planned, known, tmp_path, "slide rule", measure)
@@ -993,12 +994,54 @@ def test_a_probe_takes_its_task_and_all_its_answers(tmp_path):
     one = experiment(runs={"alasso": {}}, seeds=1, probe={"weights": 6, "offsets": 5, "examples": 128})
     planned = make_plan([one], None, tmp_path)
     (probe,) = planned.probes
-    steps, answers = 23, 6 * 5 * 128 / probe.config.batch_size * timing.ANSWER_IN_DOUBLE
-    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: stopwatch.Pace(2.0, 0.0))
-    assert found.probes == pytest.approx(2.0 * (steps + answers))
+    asked = []
+
+    def moving(one):
+        asked.append(one)
+        return 100.0
+
+    found = timing.estimate(planned, [], tmp_path, "abacus", lambda _: stopwatch.Pace(2.0, 0.0), moving)
+    assert found.probes == pytest.approx(2.0 * 23 + 100.0)
+    assert found.sentence().startswith("about 2.4 min on abacus (estimated from a short measurement; compiling")
     known = [result(one.config("alasso", 5), 0.5)]  # 10 seconds on the abacus, three tasks
-    found = timing.estimate(planned, known, tmp_path, "abacus", lambda _: stopwatch.Pace(2.0, 0.0))
-    assert found.probes == pytest.approx(10 / (3 * steps) * (steps + answers))
+    found = timing.estimate(planned, known, tmp_path, "abacus", lambda _: stopwatch.Pace(2.0, 0.0), moving)
+    assert found.probes == pytest.approx(10 / 3 + 100.0) and asked == [probe, probe]
+
+
+def test_an_estimate_says_what_of_it_is_measured():
+    sources = {timing.EARLIER: 0, timing.RESULTS: 3, timing.MEASURED: 1}
+    said = timing.Estimate("abacus", {"p": 60.0}, sources=sources, measured_probes=2).sentence()
+    where = "(3 runs from results of this device; 1 run and 2 probes estimated from a short measurement; compiling"
+    assert said.startswith(f"about 60 s on abacus {where}")
+
+
+def test_the_weights_of_a_probe_are_timed_by_a_few_of_them_moved_to_few_places(monkeypatch):
+    from alasso.report import probe as measurement
+    from alasso.report import sides
+
+    assert measurement.losses is sides.losses  # imported before it is replaced
+    clock, moved = [0.0], []
+
+    def losses(model, x, loss, weights, offsets):
+        moved.append((len(weights), len(offsets), len(x), x.dtype))
+        assert loss(model(x)).shape == ()
+        clock[0] += 7.0 + 0.5 * len(weights) * len(offsets)  # what is worked out once, and each weight at each place
+
+    monkeypatch.setattr(sides, "losses", losses)
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: clock[0])
+    one = experiment(runs={"alasso": {}}, seeds=1, probe={"weights": 90, "offsets": 41, "examples": 12})
+    (probe,) = make_plan([one], None, Path("nowhere")).probes
+    measure = stopwatch.Stopwatch("cpu", lambda line: None)
+    assert measure.moving(probe) == pytest.approx(7.0 + 0.5 * 90 * 41)
+    assert {(weights, examples) for weights, _, examples, _ in moved} == {(30, 12)}  # every third
+    count = len(moved)
+    assert measure.moving(probe) == pytest.approx(7.0 + 0.5 * 90 * 41) and len(moved) == count
+
+
+def test_a_probe_that_is_small_is_timed():
+    one = experiment(runs={"alasso": {}}, seeds=1, probe={"weights": 3, "offsets": 5, "examples": 4})
+    (probe,) = make_plan([one], None, Path("nowhere")).probes
+    assert 0 <= stopwatch.seconds_of_moving(probe, "cpu") < 5
 
 
 def test_the_small_version_of_a_probe_may_have_fewer_weights():
@@ -1284,6 +1327,22 @@ def test_a_small_study_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     assert code == 0 and "Nothing to run: all 7 results" in output
 
 
+def test_a_plan_of_probes_alone_says_how_long_they_take(folder, tmp_path, monkeypatch, capsys):
+    words = ["reproduce", "--study", folder, "--out", tmp_path / "out", "--device", "cpu", "--only", "probe", "--plan"]
+    code, output, errors = command(words, monkeypatch, capsys, width=300)
+    assert code == 0 and re.search(r"To do: 1 probe; 0 already in .*; about \S+ s on .*\(estimated", output), errors
+
+
+def test_the_last_line_says_how_many_claims_are_not_counted(folder, tmp_path, monkeypatch, capsys):
+    results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path)
+    words = ["reproduce", "--study", folder, "--out", tmp_path, "--judge"]
+    _, output, _ = command(words, monkeypatch, capsys, width=300)
+    assert output.splitlines()[-1] == f"wrote {tmp_path / 'reproduction.md'}: 2 claims"
+    (folder / "claims.toml").write_text(CLAIMS.replace("quick = true", "counted = false", 1))
+    _, output, _ = command(words, monkeypatch, capsys, width=300)
+    assert output.splitlines()[-1] == f"wrote {tmp_path / 'reproduction.md'}: 2 claims, 1 of them not counted"
+
+
 def test_any_result_that_is_deleted_comes_back(two_lengths, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
@@ -1324,7 +1383,7 @@ def test_the_plan_has_a_row_for_all_that_it_counts_and_hints_at_less(two_lengths
     assert plan.present == 1 and plan.nothing_to_train == {"permuted-digits, 3 tasks": 1}
     shown = show.plan_table(plan, timing.Estimate("cpu"), list(experiments.values()))
     cells = {column.header: list(column.cells) for column in shown.columns}
-    assert sum(map(int, cells["there"])) == plan.present and sum(map(int, cells["runs"])) == plan.runs
+    assert sum(map(int, cells["done"])) == plan.present and sum(map(int, cells["runs"])) == plan.runs
 
     path.unlink()
     words = ["reproduce", "--study", two_lengths, "--out", tmp_path / "out", "--device", "cpu", "--plan"]
@@ -1343,10 +1402,13 @@ def test_quick_runs_in_its_own_folder_and_never_among_real_results(folder, tmp_p
     assert code == 0, errors
     found = [results.read(p) for p in (tmp_path / "runs" / "study-quick").glob("*_s0.json")]
     assert sorted(r.config.tasks for r in found) == [2, 2, 2]  # the small versions, of those that have one
-    assert "indicative" in output.lower() and "seen" in output and "holds" not in output
+    assert "Too small to judge by" in output and "seen?" in output and "holds" not in output
     document = (tmp_path / "runs" / "study-quick" / "reproduction.md").read_text()
-    assert "No verdicts" in document and "MNIST" not in document and "the paper" not in document + output
-    assert "no verdict on the paper" in Document(evidence({}), [], quick=True).fill(QUICK_TEMPLATE)
+    assert "Too small to judge by" in document and "| seen? |" in document and "| verdict |" not in document
+    page = (tmp_path / "runs" / "study-quick" / "report.html").read_text()
+    assert '<th scope="col">seen?</th>' in page and "Claims (small version)" in page
+    assert "MNIST" not in document and "the paper" not in document + output
+    assert "Too small to judge the paper: this shows" in Document(evidence({}), [], quick=True).fill(QUICK_TEMPLATE)
     assert not (tmp_path / "docs").exists()
 
     results.write(result(read_experiments(folder)["small"].config("si"), 0.5), tmp_path / "real")
@@ -1431,7 +1493,7 @@ def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeyp
     monkeypatch.setattr(stopwatch.time, "monotonic", lambda: float(next(now)))
     measure = stopwatch.Stopwatch("cpu", lambda line: None)
     pace = measure(RunConfig.for_benchmark("permuted-digits", "alasso", memory=20))
-    assert pace == (2.0, 1.0 / 64)  # two looks at the clock; and two more, on a batch
+    assert pace == (2.0, 1.0 / 64)  # between one look and the next; and on a batch
     measure(RunConfig.for_benchmark("permuted-digits", "vcl"))
     measure(RunConfig.for_benchmark("permuted-digits", "si"))
     assert [(config.method, config.memory) for config in begun] == [("sgd", 0), ("vcl", 0)]
@@ -1454,15 +1516,32 @@ def test_images_are_measured_at_the_size_they_are_brought_to(monkeypatch):
     assert stopwatch.to_measure(small, on_cpu=True)[1] == 1.0  # a whole batch, which takes no seconds
 
 
+def watched(watching, steps, moments, monkeypatch):
+    """What a meter makes of steps that are done at these moments."""
+    clock = [0.0]
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: clock[0])
+    meter = stopwatch.Meter(watching, lambda: None)
+    with pytest.raises(stopwatch.Enough):
+        for done, clock[0] in zip(steps, moments, strict=True):
+            meter.step_done(0, 0, done)
+    return meter
+
+
 def test_steps_that_come_several_at_once_are_counted_each(monkeypatch):
     """Warm with the 18th, the first to come at or after the 16th; then five steps in ten seconds, and enough."""
-    clock = iter([0.0, 10.0, 10.0])
-    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: next(clock))
-    meter = stopwatch.Meter(stopwatch.Watching(16, 2, 0.5), lambda: None)
-    with pytest.raises(stopwatch.Enough):
-        for done in (1, 2, 3, 8, 13, 18, 23):
-            meter.step_done(0, 0, done)
-    assert meter.seconds == 2.0
+    steps, moments = (1, 2, 3, 8, 13, 18, 23), (1, 2, 3, 4, 5, 6, 16)
+    assert watched(stopwatch.Watching(16, 1, 0.5), steps, moments, monkeypatch).seconds == 2.0
+
+
+def test_a_step_takes_the_median_of_several_looks(monkeypatch):
+    """Looks of two steps each, and a second, of which one was disturbed."""
+    moments = (0, 0.6, 1.2, 1.8, 2.4, 3.0, 9.0)
+    assert watched(stopwatch.Watching(1, 3, 1.0, 60), range(1, 8), moments, monkeypatch).seconds == pytest.approx(0.6)
+
+
+def test_slow_steps_are_not_watched_for_long(monkeypatch):
+    meter = watched(stopwatch.Watching(1, 5, 0.2, 3.0), range(1, 4), (0, 2, 4), monkeypatch)
+    assert (len(meter.looks), meter.seconds) == (2, 2.0)
 
 
 def test_stopped_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
@@ -1631,7 +1710,7 @@ def test_a_plan_says_that_there_is_no_folder_of_results(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "--plan", "--quick", "--only", "mnist-30", "--device", "cpu"]
     code, output, errors = command(words, monkeypatch, capsys, width=200)
-    assert code == 0 and "runs/quick would be a new folder" in output, errors
+    assert code == 0 and "runs/quick does not exist yet. If you have results elsewhere, name their" in output, errors
 
 
 @pytest.mark.parametrize(

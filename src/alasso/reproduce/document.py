@@ -42,7 +42,7 @@ OF_PROBES = {"probe-sides": "sides", "probe-surrogates": "surrogates"}  # figure
 #: Used where a study has no template of its own.
 PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
 
-QUICK_TEMPLATE = "# In small: indicative only\n\n{{quick-note}}\n\n{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
+QUICK_TEMPLATE = "# Small version\n\n{{quick-note}}\n\n{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
 
 RE_SPLIT = (
     "**CIFAR-100 is the re-split edition**: the same 60,000 images, but divided anew into 500 for training and 100 for "
@@ -105,7 +105,7 @@ class Document:
         return show.tally_sentence(self.judged)
 
     def verdicts(self) -> str:
-        rows = [["claim", self.words.where, self.words.said, "ours", "bar", "verdict"]]
+        rows = [["claim", self.words.where, self.words.said, "ours", "bar", show.verdict_heading(self.quick)]]
         for topic, claims in show.by_topic(self.judged).items():
             rows.append([f"**{show.in_small(topic) if self.quick else topic}**", "", "", "", "", ""])
             for one in claims:

@@ -18,7 +18,7 @@ from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, rea
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
-from alasso.reproduce.lost import LostStack, lost_stacks
+from alasso.reproduce.lost import Lost, lost_stacks
 from alasso.reproduce.plan import Plan, make_plan, results_in, runs_of
 from alasso.reproduce.show import OF_OWN, OF_PAPER, Words
 
@@ -94,7 +94,7 @@ class Study:
     def plan(self, device: str) -> Plan:
         return make_plan(self.chosen, self.seeds, self.places.out, partial(self.lost_stacks, device))
 
-    def lost_stacks(self, device: str, missing: Sequence[RunConfig]) -> list[LostStack]:
+    def lost_stacks(self, device: str, missing: Sequence[RunConfig]) -> Lost:
         """Of runs that are missing, the stacks that results of this device say they were in."""
 
         def here() -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Study:
     def estimate(self, plan: Plan, device: str, say: Callable[[str], None]) -> timing.Estimate:
         known = self.evidence().results_of(self.experiments)
         measure = stopwatch.Stopwatch(device, say)
-        return timing.estimate(plan, known, self.places.out, stopwatch.device_name(device), measure)
+        return timing.estimate(plan, known, self.places.out, stopwatch.device_name(device), measure, measure.moving)
 
     def judged(self, evidence: Evidence | None = None) -> list[Judged]:
         return judge_all(self.claims.tested, evidence or self.evidence())
