@@ -17,7 +17,7 @@ from alasso.errors import AlassoError, DivergedError
 from alasso.report.load import collect
 from alasso.reproduce import carrying, counting, show, stopwatch, timing
 from alasso.reproduce.experiments import read_experiments
-from alasso.reproduce.lost import LostStack, lost_stacks
+from alasso.reproduce.lost import Lost, LostStack, lost_stacks
 from alasso.reproduce.plan import make_plan
 from alasso.reproduce.study import Study
 
@@ -364,19 +364,19 @@ def test_a_stack_that_the_memory_does_not_hold_any_more_is_said(reproduce, resul
 
 def test_time_table_and_data_count_lost_stacks(tmp_path):
     stack = LostStack(tuple(STACK), tuple(STACK[:1]))
-    plan = make_plan([], None, tmp_path, lambda missing: [stack])
+    plan = make_plan([], None, tmp_path, lambda missing: Lost((stack,)))
     assert not plan.empty
     seconds = timing.estimate(plan, [], tmp_path, "abacus", lambda config: stopwatch.Pace(0.5, 0.0))
     assert seconds.again == seconds.seconds == 0.5 * counting.steps_in(STACK)
     cells = {column.header: list(column.cells) for column in show.plan_table(plan, seconds, []).columns}
-    assert cells["runs"] == ["4"] and cells["about"] == [timing.human(seconds.again)]
+    assert cells["runs"] == ["4"] and cells["about"] == [timing.roughly(seconds.again)]
 
     cifar = RunConfig.for_benchmark("split-cifar", "si")
     assert carrying.absent_data(
-        make_plan([], None, tmp_path, lambda missing: [LostStack((cifar,), (cifar,))]), tmp_path
+        make_plan([], None, tmp_path, lambda missing: Lost((LostStack((cifar,), (cifar,)),))), tmp_path
     )
     own = RunConfig.own("si")
-    uncounted = make_plan([], None, tmp_path, lambda missing: [LostStack((own,), (own,))])
+    uncounted = make_plan([], None, tmp_path, lambda missing: Lost((LostStack((own,), (own,)),)))
     unknown = timing.estimate(uncounted, [], tmp_path, "abacus", lambda config: stopwatch.Pace(0.5, 0.0))
     assert unknown.sentence().startswith("not counting own")
     assert list(show.plan_table(uncounted, unknown, []).columns[-1].cells) == ["?"]
@@ -402,7 +402,7 @@ STACK = [config(method, seed) for method in ("si", "ewc") for seed in (0, 1)]
 
 
 def found(missing, present, here=HERE):
-    return lost_stacks(missing, present, [], lambda: here)
+    return list(lost_stacks(missing, present, [], lambda: here).stacks)
 
 
 def test_results_that_are_left_tell_of_those_that_are_not():
@@ -450,6 +450,31 @@ def test_runs_of_a_stack_are_known_by_any_seed_and_length():
     assert [one.runs for one in again] == [tuple(stack)]
     nobody = dataclasses.replace(config("si", 7), hidden=9)
     assert found([stack[0]], [result_in_stack(stack[1], [nobody, *stack])]) == []
+
+
+def test_runs_whose_stack_is_not_known_any_more_are_counted():
+    gone = [dataclasses.replace(config("si", seed), hidden=9) for seed in (7, 8)]
+    stack = [*gone, *STACK]
+    left = [result_in_stack(one, stack) for one in STACK[2:]]
+    lost = lost_stacks(STACK[:2], left, [], lambda: HERE)
+    assert (lost.stacks, lost.alone) == ((), tuple(STACK[:2])) and lost.unknown == {one.name for one in gone}
+    older = result_in_stack(STACK[2], STACK, finished="2024")  # by which they come back after all
+    assert lost_stacks(STACK[:2], [*left, older], [], lambda: HERE) == Lost(
+        (LostStack(tuple(STACK), tuple(STACK[:2])),)
+    )
+
+
+def test_results_that_come_back_with_other_rounding_are_said(study, reproduce, result_of):
+    reproduce("--only", "long", "--quiet")
+    lose([result_of("long", "si", 0), result_of("long", "alasso", 0), result_of("long", "alasso", 1)])
+    file = study / "experiments" / "long.toml"
+    file.write_text(file.read_text().replace("alasso = {}\n", ""))
+    (study / "experiments" / "short.toml").unlink()
+    line = "1 result was trained in a stack of which 2 runs are no longer planned; it comes back with other rounding."
+    for words in (["--plan"], []):
+        said = " ".join(reproduce(*words).split())
+        assert "To do: 1 run; 3 already" in said and line in said
+    assert result_of("long", "si", 0).exists()
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def figure_html(number: int, section: Section, name: str, data: dict[str, Any], 
     curves = {
         "mean-accuracy": metrics.accuracy_curve,
         "spread": metrics.deviation_curve,
-        "bars": page_parts.final_accuracies(section),
+        "bars": page_parts.final_accuracies,
     }
     numbers = numbers_table(section, curves[name], heading) if name in curves else ""
     spoken = summary(section, curves.get(name, metrics.accuracy_curve), heading)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alasso.bench import metrics
 from alasso.bench.catalog import METHODS
 from alasso.report.drawing import group_look
 from alasso.report.figure_tables import sensitivity_rows
@@ -171,19 +170,15 @@ def _spoken(value: object) -> object:
     return ", ".join(f"{key} ({inner})" for key, inner in value.items()) if isinstance(value, Mapping) else value
 
 
-def final_accuracies(section: Section) -> Curve:
+def final_accuracies(accuracy: Sequence[Sequence[float]]) -> list[float]:
     """After all tasks, the accuracy on each: for the table beside the bars."""
-    return lambda accuracy: list(accuracy[-1])
+    return list(accuracy[-1])
 
 
 def summary(section: Section, of: Curve, what: str) -> str:
     """A chart in one sentence, for who does not see it: the last value of every line."""
     ends = [f"{section.label(group)} {number(float(group.curve(of)[0][-1]))}" for group in section.headline]
     return f"{what} after {count_of(section.tasks, 'task')}: {'; '.join(ends)}."
-
-
-def accuracy_summary(section: Section) -> str:
-    return summary(section, metrics.accuracy_curve, "Mean accuracy")
 
 
 def left_out(lines: Sequence[str]) -> str:

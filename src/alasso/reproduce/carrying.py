@@ -53,7 +53,7 @@ def carry_out(
 def train_part(
     part: Part, estimate: timing.Estimate, options: runs.Options, console: Console, say: Callable[[str], None]
 ) -> None:
-    about = f", about {timing.human(estimate.parts[part.title])}" if part.title in estimate.parts else ""
+    about = f", about {timing.roughly(estimate.parts[part.title])}" if part.title in estimate.parts else ""
     say(f"{part.title}: {counted(len(part.trained), len(part.on_the_way))}{about}")
     with timed(part, estimate.device, options.out):
         try:
@@ -121,6 +121,18 @@ def as_before(stacks: Sequence[LostStack]) -> str:
     others = sum(len(stack.configs) for stack in stacks) - lost
     whose = "its stack" if lost == 1 else "their stacks"
     return f"{count_of(lost, 'lost result')}, trained again with {count_of(others, 'other run')} of {whose}"
+
+
+def with_other_rounding(plan: Plan) -> list[str]:
+    """A line on results that do not come back as they were, where there are such."""
+    if not plan.alone:
+        return []
+    results_, runs_ = (
+        f"{count_of(len(plan.alone), 'result')} {'was' if len(plan.alone) == 1 else 'were'}",
+        f"{count_of(plan.unknown, 'run')} {'is' if plan.unknown == 1 else 'are'}",
+    )
+    back = "it comes back" if len(plan.alone) == 1 else "they come back"
+    return [f"{results_} trained in a stack of which {runs_} no longer planned; {back} with other rounding"]
 
 
 def counted(trained: int, on_the_way: int = 0) -> str:

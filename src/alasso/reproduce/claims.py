@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,11 @@ class Claim:
         """
         >>> Claim("", "", "", "", "", "mean", {}, at_least=0.938, at_most=0.95).bar()
         '0.938 to 0.950'
+        >>> Claim("", "", "", "", "", "mean", {}, at_most=1e-5).bar()
+        '≤ 0.00001'
         """
         ends = [end for end in (self.at_least, self.at_most) if end is not None]
-        digits = max(len(f"{end:g}".partition(".")[2]) for end in ends)
+        digits = max(map(digits_of, ends))
         low, high = (None if end is None else number(end, digits) for end in (self.at_least, self.at_most))
         if low and high:
             return f"{low} to {high}"
@@ -76,6 +79,11 @@ class Claim:
         room = [value - self.at_least] if self.at_least is not None else []
         room += [self.at_most - value] if self.at_most is not None else []
         return min(room)
+
+
+def digits_of(end: float) -> int:
+    """After the point, as it is written."""
+    return len(f"{Decimal(repr(end)).normalize():f}".partition(".")[2])
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class Judged:
     verdict: str
     finding: Finding | None = None
     missing: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)  # runs that are there, but with no seed in common
     edition: str = ""  # of the data, where it is not the published one
     diverged: str = ""  # which of its runs came to no end: what is found is of the others
 
@@ -108,9 +117,10 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
         finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
     except NotRun as not_run:
         hopeless = [reference for reference in not_run.missing if evidence.all_diverged(reference)]
+        hopeless += not_run.apart if evidence.all_diverged(*not_run.apart) else []
         if hopeless:  # which no run will change
             return Judged(claim, NOT_COMPUTABLE, diverged=evidence.divergences(hopeless))
-        return Judged(claim, NOT_RUN, None, not_run.missing)
+        return Judged(claim, NOT_RUN, None, not_run.missing, not_run.apart)
     edition, diverged = evidence.edition(claim.references), evidence.divergences(claim.references)
     return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)
 
@@ -208,12 +218,9 @@ class Rehearsal(Evidence):
             raise AlassoError(f"{reference} is probed and not trained to its end: no other experiment has that run")
 
     def check_that_single_task_is_run(self, references: Sequence[str]) -> None:
-        """On the same tasks, by whichever experiment: intransigence is measured against it."""
-        configs = [config for one in self.experiments.values() for config in one.configs(1)]
-        bounds = {(config.benchmark, config.tasks) for config in configs if config.method == "single-task"}
+        """By whichever experiment: intransigence is measured against it."""
         for reference in references:
-            config = config_of(self.experiments, reference)
-            if (config.benchmark, config.tasks) not in bounds:
+            if not self.single_task_beside(reference):
                 raise AlassoError(f"I is measured against single-task, of which there is no run beside {reference}")
 
     def made_up(self, reference: str) -> float:

@@ -16,8 +16,9 @@ def claims_section(judged: Sequence[Judged], words: show.Words, *, quick: bool) 
     if not judged:
         return ""
     note = words.quick_caption if quick else f"{show.tally_sentence(judged)} {show.VERDICT_CAPTION}"
-    title = f"{words.claims} in small: indicative only" if quick else words.claims
-    heads = "".join(f'<th scope="col">{text(name)}</th>' for name in ("claim", words.said, "ours", "bar", "verdict"))
+    title = show.in_small(words.claims) if quick else words.claims
+    columns = ("claim", words.said, "ours", "bar", show.verdict_heading(quick))
+    heads = "".join(f'<th scope="col">{text(name)}</th>' for name in columns)
     topics = "".join(
         f'<tr class="topic"><th scope="colgroup" colspan="5">{text(show.in_small(topic) if quick else topic)}</th></tr>'
         + "".join(_row(one, quick) for one in claims)

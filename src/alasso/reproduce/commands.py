@@ -40,7 +40,10 @@ def reproduce(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="In small, on permuted digits: minutes on a CPU, indicative only.")
+        bool,
+        typer.Option(
+            "--quick", help="A small version, on permuted digits: minutes on a CPU, too small to judge the paper."
+        ),
     ] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run and how long it takes; run nothing.")
@@ -100,8 +103,10 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     estimate = work.estimate(planned, device, say)
     Terminal().print(show.plan_table(planned, estimate, work.chosen))
     if not work.places.out.is_dir():
-        say(f"{work.places.out} would be a new folder; results that are there already, elsewhere, --out names.")
+        say(f"{work.places.out} does not exist yet. If you have results elsewhere, name their folder with --out.")
     say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
+    for line in carrying.with_other_rounding(planned):
+        say(f"{line}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
         say(f"{advice[0].upper()}{advice[1:]}.")
@@ -155,6 +160,8 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
     hush(f"{to_do(planned)} already there{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
+    for line in carrying.with_other_rounding(planned):
+        hush(f"{line}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Terminal(), hush)
@@ -200,7 +207,9 @@ def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_pag
     except AlassoError as error:
         say(str(error))
     write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())
-    say(f"{work.places.document}: {count_of(len(judged), 'claim')}")
+    uncounted = sum(not one.claim.counted for one in judged)
+    aside = f", {uncounted} of them not counted" if uncounted else ""
+    say(f"wrote {work.places.document}: {count_of(len(judged), 'claim')}{aside}")
     if page is not None:
         write_whole(work.places.report, page.encode())
-        say(f"{work.places.report}: all results in {work.places.out}")
+        say(f"wrote {work.places.report}: all results in {work.places.out}")

@@ -42,7 +42,7 @@ OF_PROBES = {"probe-sides": "sides", "probe-surrogates": "surrogates"}  # figure
 #: Used where a study has no template of its own.
 PLAIN_TEMPLATE = "# Reproduction\n\n{{tally}}\n\n{{verdicts}}\n\n## Times\n\n{{times}}\n"
 
-QUICK_TEMPLATE = "# In small: indicative only\n\n{{quick-note}}\n\n{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
+QUICK_TEMPLATE = "# Small version\n\n{{quick-note}}\n\n{{verdicts}}\n\n{{experiments}}\n\n{{machines}}.\n"
 
 RE_SPLIT = (
     "**CIFAR-100 is the re-split edition**: the same 60,000 images, but divided anew into 500 for training and 100 for "
@@ -105,7 +105,7 @@ class Document:
         return show.tally_sentence(self.judged)
 
     def verdicts(self) -> str:
-        rows = [["claim", self.words.where, self.words.said, "ours", "bar", "verdict"]]
+        rows = [["claim", self.words.where, self.words.said, "ours", "bar", show.verdict_heading(self.quick)]]
         for topic, claims in show.by_topic(self.judged).items():
             rows.append([f"**{show.in_small(topic) if self.quick else topic}**", "", "", "", "", ""])
             for one in claims:
@@ -269,7 +269,7 @@ class Document:
         titles = {row.part for row in clocked}
         found = clocked + [row for row in self._by_result_files() if row.part in whole and row.part not in titles]
         rows = [["part", "device", "runs", "time", "seconds a run", "runs in all", "at this rate", "with one seed"]]
-        sums = [0.0, 0.0, 0.0]
+        sums: dict[str, list[float]] = {}
         for row in found:
             times = [row.seconds, *(row.seconds_for(of.get(row.part, ())) or 0.0 for of in (whole, one_seed))]
             taken, *at_rate = map(human_or_dash, times)
@@ -277,10 +277,12 @@ class Document:
             title = row.part if row.part in titles else f"{row.part} (by result files)"
             rows.append([title, row.device, count, taken, a_run, str(len(whole.get(row.part, ()))), *at_rate])
             if "tiny-imagenet" not in row.part:  # which the goal for the whole leaves out
-                sums = [so_far + one for so_far, one in zip(sums, times, strict=True)]
+                sums[row.device] = [a + b for a, b in zip(sums.get(row.device, (0, 0, 0)), times, strict=True)]
         but_one = any("tiny-imagenet" in row.part for row in found)
-        taken, *at_rate = map(human_or_dash, sums)
-        rows.append([f"of these, all{' but Tiny ImageNet' if but_one else ''}", "", "", taken, "", "", *at_rate])
+        for device, of_device in sums.items():  # apart: a part that two devices have carried out is needed once
+            taken, *at_rate = map(human_or_dash, of_device)
+            title = f"of these, all{' but Tiny ImageNet' if but_one else ''}"
+            rows.append([title, device, "", taken, "", "", *at_rate])
         return markdown_table(rows, right=(2, 3, 4, 5, 6, 7))
 
     def _by_result_files(self) -> list[parts.Row]:

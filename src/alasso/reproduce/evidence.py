@@ -7,6 +7,7 @@ from pathlib import Path
 
 from alasso.bench import divergence
 from alasso.bench.editions import short
+from alasso.bench.references import same_stream
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report.groups import MEASURES, Group, groups
@@ -20,11 +21,14 @@ AS_PUBLISHED = ("official", "scikit-learn")
 
 
 class NotRun(Exception):
-    """Results that a computation needs are not there; ``missing`` names them."""
+    """Results that a computation needs are not there; ``missing`` names them.
 
-    def __init__(self, missing: Sequence[str]) -> None:
-        super().__init__(", ".join(missing))
-        self.missing = list(missing)
+    ``apart``: runs that are there, but with no seed in common, so that they cannot be compared.
+    """
+
+    def __init__(self, missing: Sequence[str] = (), *, apart: Sequence[str] = ()) -> None:
+        self.missing, self.apart = list(missing), sorted(set(apart))
+        super().__init__(", ".join(self.missing) or no_seed_in_common(self.apart))
 
 
 class Evidence:
@@ -60,13 +64,17 @@ class Evidence:
         said = ", ".join(f"seed {seed} in task {task}" for seed, task in tasks)
         return f"diverged: {said}" if tasks else ""
 
-    def all_diverged(self, reference: str) -> bool:
-        """Whether no seed that the experiment asks for is left to run."""
-        name = reference.partition("/")[0]
-        if "/" not in reference or name not in self.experiments:
+    def all_diverged(self, *references: str) -> bool:
+        """Whether of the seeds that experiments ask for none is left in which all of these can come to an end."""
+        if not references or not all(map(self.is_run, references)):
             return False
-        early = self.ended_early.get(self.config_hash(reference), {})
-        return bool(early) and set(early) >= set(range(self.experiments[name].seeds))
+        asked_for = min(self.experiments[reference.partition("/")[0]].seeds for reference in references)
+        early = {seed for ref in references for seed in self.ended_early.get(self.config_hash(ref), {})}
+        return bool(early) and early >= set(range(asked_for))
+
+    def is_run(self, reference: str) -> bool:
+        name, _, run = reference.partition("/")
+        return name in self.experiments and run in self.experiments[name].runs
 
     def divergences(self, references: Iterable[str]) -> str:
         """The same of several runs, each by its name; empty where all came to an end."""
@@ -84,7 +92,7 @@ class Evidence:
         found = self.measured(references, measure)
         shared = sorted(set.intersection(*(set(values) for values in found.values())))
         if not shared:
-            raise NotRun([f"{' and '.join(references)} with a seed in common"])
+            raise NotRun(apart=references)
         return {ref: {seed: values[seed] for seed in shared} for ref, values in found.items()}
 
     def measured(self, references: Sequence[str], measure: str) -> dict[str, Values]:
@@ -92,9 +100,25 @@ class Evidence:
         check_measure(measure)
         found = {ref: _known(group, measure) for ref, group in self.groups(references).items()}
         if missing := [ref for ref, values in found.items() if not values]:
-            # I, without the single-task run that it is measured against.
-            raise NotRun(list(dict.fromkeys(f"{ref.partition('/')[0]}/single-task" for ref in missing)))
+            raise NotRun(list(dict.fromkeys(map(self.awaited_bound, missing))))
         return found
+
+    def awaited_bound(self, reference: str) -> str:
+        """The single-task run that I of a run is measured against."""
+        bounds = self.single_task_beside(reference)
+        name = reference.partition("/")[0]
+        return next((bound for bound in bounds if bound.startswith(f"{name}/")), [*bounds, f"{name}/single-task"][0])
+
+    def single_task_beside(self, reference: str) -> list[str]:
+        """Runs of single-task on the same stream, of whichever experiment."""
+        config = config_of(self.experiments, reference)
+        return [
+            f"{one.id}/{run}"
+            for one in self.experiments.values()
+            if one.probe is None
+            for run in one.runs
+            if (bound := one.config(run)).method == "single-task" and same_stream(bound, config)
+        ]
 
     def results_of(self, names: Iterable[str]) -> list[Result]:
         """All results of some experiments, none twice."""
@@ -126,6 +150,15 @@ class Evidence:
         if not found:
             raise NotRun([reference])
         return {measured.seed: measured for measured in sorted(found, key=lambda one: one.seed)}
+
+
+def no_seed_in_common(references: Sequence[str]) -> str:
+    """
+    >>> no_seed_in_common(["x/si", "x/ewc", "y/si"])
+    'x/si, x/ewc and y/si have no seed in common'
+    """
+    *others, last = references or [""]
+    return f"{', '.join(others)} and {last} have no seed in common" if others else last
 
 
 def check_measure(measure: str) -> None:

@@ -40,12 +40,23 @@ class LostStack:
         return [*self.runs, *(config for config in self.lost if config not in self.runs)]
 
 
+@dataclass(frozen=True)
+class Lost:
+    """``stacks`` that can be trained again; ``alone``: missing runs that were in others, of which nobody knows the
+    ``unknown`` runs any more.
+    """
+
+    stacks: tuple[LostStack, ...] = ()
+    alone: tuple[RunConfig, ...] = ()
+    unknown: frozenset[str] = frozenset()
+
+
 def lost_stacks(
     missing: Sequence[RunConfig],
     present: Iterable[Result],
     experiments: Iterable[Experiment],
     here: Callable[[], Mapping[str, Any]],
-) -> list[LostStack]:
+) -> Lost:
     """The stacks that missing runs were in, by what results of the same machine and versions say.
 
     ``here``: the environment that runs would have now; asked for only if it matters.
@@ -54,6 +65,7 @@ def lost_stacks(
     newest_first = sorted(present, key=lambda result: str(result.environment.get("finished") or ""), reverse=True)
     known = configs_by_stem([*missing, *(one.config(run) for one in experiments for run in one.runs)], newest_first)
     found: list[LostStack] = []
+    broken: dict[str, set[str]] = {}  # name of a missing run → runs of its stack that are not known
     for result in newest_first:
         names, diverged = (result.environment.get(part, []) for part in ("stack", "diverged"))
         lost = [name for name in names if name in wanted and name not in diverged]
@@ -62,7 +74,13 @@ def lost_stacks(
         runs = [config for name in names if (config := config_named(name, known))]
         if len(runs) == len(names):
             found.append(LostStack(tuple(runs), tuple(wanted.pop(name) for name in lost)))
-    return with_shorter_ones(once_each(found), wanted.values())
+        else:
+            broken |= {name: {one for one in names if not config_named(one, known)} for name in lost}
+    stacks = with_shorter_ones(once_each(found), wanted.values())
+    back = {config.name for stack in stacks for config in stack.lost}
+    alone = [name for name in broken if name not in back]
+    unknown = frozenset(one for name in alone for one in broken[name])
+    return Lost(tuple(stacks), tuple(wanted[name] for name in alone), unknown)
 
 
 def found_with(result: Result, environment: Mapping[str, Any]) -> bool:

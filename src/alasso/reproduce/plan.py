@@ -17,7 +17,7 @@ from alasso.report import probe_findings
 from alasso.report.probe_findings import Plan as ProbePlan
 from alasso.reproduce.counting import slow_kind
 from alasso.reproduce.experiments import Experiment
-from alasso.reproduce.lost import LostStack
+from alasso.reproduce.lost import Lost, LostStack
 from alasso.wording import count_of
 
 RUN_NAME = re.compile(r"_([0-9a-f]{10})_s\d+$")
@@ -64,8 +64,9 @@ class Plan:
 
     ``runs``: how many are trained in parts; ``on_the_way``: how many more are passed through by these;
     ``nothing_to_train``: by title, runs that are there already and belong to no part; ``again``: stacks that missing
-    runs were in before, and come back from as they were; ``diverged``: runs that came to no end before, and are not
-    tried again.
+    runs were in before, and come back from as they were; ``alone`` and ``unknown``: missing runs whose stacks cannot
+    be trained again, for nobody knows so many of their runs; ``diverged``: runs that came to no end before, and are
+    not tried again.
     """
 
     parts: tuple[Part, ...]
@@ -74,6 +75,8 @@ class Plan:
     probes_present: int = 0
     nothing_to_train: Mapping[str, int] = field(default_factory=dict)
     again: tuple[LostStack, ...] = ()
+    alone: tuple[RunConfig, ...] = ()
+    unknown: int = 0
     diverged: tuple[RunConfig, ...] = ()
 
     @property
@@ -132,7 +135,7 @@ def make_plan(
     experiments: Sequence[Experiment],
     seeds: int | None,
     out: Path,
-    lost: Callable[[Sequence[RunConfig]], Sequence[LostStack]] = lambda missing: (),
+    lost: Callable[[Sequence[RunConfig]], Lost] = lambda missing: Lost(),
 ) -> Plan:
     """A run that several experiments share is planned once: it is known by its config, not by its name.
 
@@ -143,8 +146,8 @@ def make_plan(
     diverged = [config for config in without if divergence.note_path(config, out).exists()]
     missing = [config for config in without if config not in diverged]
     present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
-    again = tuple(lost(missing))
-    back = {config.name for stack in again for config in stack.lost}
+    found = lost(missing)
+    back = {config.name for stack in found.stacks for config in stack.lost}
     parts = _parts([config for config in missing if config.name not in back], present)
     with_part = {part.title for part in parts}
     probes = _probes(experiments, seeds)
@@ -155,7 +158,9 @@ def make_plan(
         present=present.total(),
         probes_present=len(probes) - len(to_measure),
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
-        again=again,
+        again=found.stacks,
+        alone=found.alone,
+        unknown=len(found.unknown),
         diverged=tuple(diverged),
     )
 

@@ -25,10 +25,10 @@ from alasso.reproduce.claims import (
     tally,
 )
 from alasso.reproduce.computations import Finding
-from alasso.reproduce.evidence import Evidence
+from alasso.reproduce.evidence import Evidence, no_seed_in_common
 from alasso.reproduce.experiments import Experiment
 from alasso.reproduce.plan import Plan, part_title
-from alasso.reproduce.timing import Estimate, human
+from alasso.reproduce.timing import Estimate, roughly
 from alasso.wording import count_of
 
 STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red", NOT_COMPUTABLE: "dim", NOT_RUN: "dim"}
@@ -62,12 +62,10 @@ OF_PAPER = Words(
     where="in the paper",
     said="paper",
     it_says="the paper",
-    quick_caption=(
-        "Indicative: small data, few tasks, short training, where the paper's gaps need not show. No verdict."
-    ),
+    quick_caption="Too small to judge the paper: this shows that everything runs.",
     quick_note=(
-        "`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, short training. It shows "
-        "that everything runs; the paper's gaps need not show at this size. It gives no verdict on the paper."
+        "`alasso reproduce --quick`: permuted digits in place of permuted MNIST, few tasks, short training. Too small "
+        "to judge the paper: this shows that everything runs."
     ),
 )
 OF_OWN = Words(
@@ -75,8 +73,11 @@ OF_OWN = Words(
     where="where",
     said="said",
     it_says="said",
-    quick_caption="Indicative: each experiment as its [quick] changes it, with one seed. No verdict.",
-    quick_note="`alasso reproduce --quick`: each experiment as its `[quick]` changes it, with one seed. No verdicts.",
+    quick_caption="Too small to judge by: this shows that everything runs.",
+    quick_note=(
+        "`alasso reproduce --quick`: each experiment as its `[quick]` changes it, with one seed. Too small to judge "
+        "by: this shows that everything runs."
+    ),
 )
 
 
@@ -93,14 +94,14 @@ def experiments_table(experiments: Mapping[str, Experiment]) -> Table:
 def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]) -> Table:
     table = Table(title="To run", title_justify="left")
     table.add_column("part")
-    table.add_column("for", overflow="fold")  # ids, which have to be typed
-    for column in ("runs", "on the way", "there", "about"):
+    table.add_column("used by", overflow="fold")  # ids, which have to be typed
+    for column in ("runs", "along the way", "done", "about"):
         table.add_column(column, justify="right", no_wrap=True)
     for part in plan.parts:
         seconds = estimate.parts.get(part.title)
         missing = {config.hash for config in part.configs}
         waiting = [one.id for one in experiments if one.probe is None and missing & {c.hash for c in one.configs(1)}]
-        about = "?" if seconds is None else human(seconds)
+        about = "?" if seconds is None else roughly(seconds)
         counts = [str(len(counted)) for counted in (part.trained, part.on_the_way)]
         table.add_row(part.title, ", ".join(waiting), *counts, str(part.present), about)
     for title, present in plan.nothing_to_train.items():
@@ -111,12 +112,12 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
         of = [one.id for one in experiments if one.probe is None and lost & {config.hash for config in one.configs(1)}]
         trained = sum(len(stack.runs) for stack in plan.again)
         passed = sum(len(stack.configs) for stack in plan.again) - trained
-        about = human(estimate.again) if estimate.again else "?"
+        about = roughly(estimate.again) if estimate.again else "?"
         table.add_row("lost results, in their stacks", ", ".join(of), str(trained), str(passed), "0", about)
     if plan.probes or plan.probes_present:
         of = [one.id for one in experiments if one.probe is not None]
         counts = [str(len(plan.probes)), "0", str(plan.probes_present)]
-        table.add_row("single weights", ", ".join(of), *counts, human(estimate.probes) if plan.probes else "–")
+        table.add_row("single weights", ", ".join(of), *counts, roughly(estimate.probes) if plan.probes else "–")
     return table
 
 
@@ -128,7 +129,7 @@ def verdict_table(
     judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE, words: Words = OF_PAPER
 ) -> Table:
     """Claims under their topics; a terminal that is not wide gets what matters most."""
-    title = f"{words.claims} in small: indicative only" if quick else words.claims
+    title = in_small(words.claims) if quick else words.claims
     caption = words.quick_caption if quick else VERDICT_CAPTION
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     wide, narrow = width >= WIDE, width < NARROW
@@ -140,7 +141,7 @@ def verdict_table(
         table.add_column("ours", justify="right", no_wrap=True)
     if wide:
         table.add_column("bar", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column(verdict_heading(quick), no_wrap=True)
     for topic, claims in by_topic(judged).items():
         table.add_row(Text(in_small(topic) if quick else topic, "bold"))
         for one in claims:
@@ -165,7 +166,11 @@ def verdict_in_words(one: Judged, *, quick: bool) -> str:
 
 
 def in_small(topic: str) -> str:
-    return f"In small, for: {topic}"
+    return f"{topic} (small version)"
+
+
+def verdict_heading(quick: bool) -> str:
+    return "seen?" if quick else "verdict"
 
 
 def by_topic(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
@@ -230,7 +235,7 @@ def missing_lines(judged: Sequence[Judged], most: int = 4) -> list[str]:
         for reference in one.missing:
             name, _, run = reference.partition("/")
             waiting.setdefault(name, {})[run] = None
-    lines = []
+    lines = list(dict.fromkeys(no_seed_in_common(one.apart) for one in judged if one.apart))
     for name, runs in waiting.items():
         shown_runs = [*list(runs)[:most], *(["…"] if len(runs) > most else [])]
         lines.append(f"not run in {name}: {', '.join(shown_runs)}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from alasso.bench.streams import Stream
+    from alasso.reproduce.plan import Probe
 
 SHAPES = {
     "permuted-digits": (64,),
@@ -31,17 +32,22 @@ SMALL_BATCH = 4  # on a CPU a batch of large images takes seconds: a small one i
 
 @dataclass(frozen=True)
 class Watching:
-    """How long steps are watched: so many to warm up, then ``seconds``, but no fewer than ``least`` steps."""
+    """How long steps are watched: so many to warm up, then several ``looks`` of ``seconds``, and a step, at least.
+
+    With looks that take longer than ``patience`` in all, fewer do.
+    """
 
     warm_up: int
-    least: int
+    looks: int
     seconds: float
+    patience: float = 3.0
 
 
 ANSWERS = 3  # to a batch each
+MOVED, FEW_PLACES, MORE_PLACES = 40, 1, 5  # of a probe's weights, to so many places each
 
 #: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
-ON_GPU, ON_CPU = Watching(16, 2, 0.5), Watching(1, 1, 0.1)
+ON_GPU, ON_CPU = Watching(16, 5, 0.1), Watching(1, 5, 0.2)
 
 
 class Pace(NamedTuple):
@@ -66,21 +72,37 @@ def device_name(device: str) -> str:
 
 
 class Stopwatch:
-    """How fast runs are, measured once for each benchmark and network, and once more for VCL."""
+    """How fast runs are, measured once for each benchmark and network, and once more for VCL; and probes likewise."""
 
     def __init__(self, device: str, say: Callable[[str], None]) -> None:
         self.device, self.say = device, say
         self.measured: dict[tuple[object, ...], Pace] = {}
+        self.moved: dict[tuple[object, ...], float] = {}
 
     def __call__(self, config: RunConfig) -> Pace:
         # VCL has twice the weights and more; the others are near one another.
-        key = (config.benchmark, config.model, config.hidden, config.batch_size, is_variational(config))
+        key = (*network_of(config), config.batch_size, is_variational(config))
         if key not in self.measured:
-            if not self.measured:
-                self.say("measuring how fast this device is")
+            self.say_once()
             pace = Pace(seconds_of_a_step(config, self.device), seconds_of_an_answer(config, self.device))
             self.measured[key] = pace
         return self.measured[key]
+
+    def moving(self, probe: Probe) -> float:
+        """Seconds in which the weights of a probe are moved."""
+        key = (*network_of(probe.config), probe.plan)
+        if key not in self.moved:
+            self.say_once()
+            self.moved[key] = seconds_of_moving(probe, self.device)
+        return self.moved[key]
+
+    def say_once(self) -> None:
+        if not self.measured and not self.moved:
+            self.say("measuring how fast this device is")
+
+
+def network_of(config: RunConfig) -> tuple[object, ...]:
+    return config.benchmark, config.image_size, config.model, config.hidden
 
 
 def seconds_of_a_step(config: RunConfig, device: str) -> float:
@@ -117,6 +139,40 @@ def seconds_of_an_answer(config: RunConfig, device: str) -> float:
     return statistics.median(taken[1:]) / len(stream.tasks[0].test)
 
 
+def seconds_of_moving(probe: Probe, device: str) -> float:
+    """Move some of the weights that the probe will move, to fewer places: time grows evenly with the places, from what
+    is worked out once.
+    """
+    import torch
+
+    from alasso.bench import models
+    from alasso.bench.train import torch_device
+    from alasso.report.probe import random_weights, task_loss
+    from alasso.report.sides import losses
+
+    config, plan, place = probe.config, probe.plan, torch_device(device)
+    classes = config.classes_per_task or 10
+    network = models.build(config.model, shape_of(config), classes, hidden=config.hidden)
+    model, finish = network.to(place).double().eval(), waiting_for(place)
+    weights = random_weights(model, plan.weights, torch.Generator().manual_seed(config.seed))
+    some = weights[:: -(-len(weights) // MOVED)]  # they come in the order of layers, of which some take longer
+    x = torch.rand(plan.examples, *shape_of(config), dtype=torch.float64, device=place)
+    loss = task_loss(torch.arange(plan.examples, device=place) % classes, slice(0, classes))
+
+    def seconds(places: int) -> float:
+        finish()
+        began = time.monotonic()
+        losses(model, x, loss, some, torch.linspace(-plan.span, plan.span, places, dtype=torch.float64, device=place))
+        finish()
+        return time.monotonic() - began
+
+    seconds(1)  # touches its memory
+    few, more = seconds(FEW_PLACES), seconds(MORE_PLACES)
+    a_pair = max(more - few, 0.0) / (len(some) * (MORE_PLACES - FEW_PLACES))
+    once = max(few - a_pair * len(some) * FEW_PLACES, 0.0)
+    return once + a_pair * len(weights) * plan.offsets
+
+
 def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
     """What is begun in place of a run, and how many times as long a step of the run itself takes.
 
@@ -129,10 +185,16 @@ def to_measure(config: RunConfig, *, on_cpu: bool) -> tuple[RunConfig, float]:
         changes |= {"method": "vcl", "settings": {**own, "point_epochs": 0}}
     elif on_cpu:
         config = plainly(config)
-    scale, shape = 1.0, SHAPES[config.benchmark]
+    scale, shape = 1.0, shape_of(config)
     if on_cpu and len(shape) == 3 and shape[-1] > 64:
         scale, changes["batch_size"] = config.batch_size / SMALL_BATCH, SMALL_BATCH
     return dataclasses.replace(config, **changes), scale
+
+
+def shape_of(config: RunConfig) -> tuple[int, ...]:
+    """Of an input; images may be brought to another size."""
+    shape, size = SHAPES[config.benchmark], config.image_size
+    return (shape[0], size, size) if size and len(shape) == 3 else shape
 
 
 def plainly(config: RunConfig) -> RunConfig:
@@ -147,7 +209,7 @@ def random_stream(config: RunConfig, place: torch.device) -> Stream:
     from alasso.bench.streams import Stream
 
     count, classes = 8 * config.batch_size, config.classes_per_task or 10
-    x, y = torch.rand(count, *SHAPES[config.benchmark]), torch.arange(count) % classes
+    x, y = torch.rand(count, *shape_of(config)), torch.arange(count) % classes
     return Stream.of([((x, y), (x[: config.batch_size], y[: config.batch_size]))], device=place)
 
 
@@ -162,12 +224,18 @@ class Enough(Exception):
 
 
 class Meter(Quiet):
-    """Watches steps after those that warm up."""
+    """Watches steps after those that warm up, in several looks: a median is not led astray by what else runs."""
 
     def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:
         self.watching, self.finish = watching, finish
         self.began: float | None = None
-        self.seconds, self.before = 0.0, 0
+        self.before = 0
+        self.looks: list[tuple[float, int]] = []  # seconds, steps
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return statistics.median(seconds / steps for seconds, steps in self.looks)
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
         if done < self.watching.warm_up:
@@ -175,9 +243,15 @@ class Meter(Quiet):
         if self.began is None:
             self.finish()
             self.began, self.before = time.monotonic(), done
-        made = done - self.before  # steps may come several at once
-        enough = made >= self.watching.least
-        if enough and time.monotonic() - self.began > self.watching.seconds:
+        elif time.monotonic() - self.began > self.watching.seconds:
             self.finish()
-            self.seconds = (time.monotonic() - self.began) / made
-            raise Enough
+            now = time.monotonic()
+            self.looks.append((now - self.began, done - self.before))  # steps may come several at once
+            self.began, self.before = now, done
+            if self.has_seen_enough:
+                raise Enough
+
+    @property
+    def has_seen_enough(self) -> bool:
+        watched = sum(seconds for seconds, _ in self.looks)
+        return len(self.looks) >= self.watching.looks or watched > self.watching.patience

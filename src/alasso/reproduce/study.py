@@ -18,7 +18,7 @@ from alasso.reproduce.claims import Claim, Claims, Judged, about, judge_all, rea
 from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.reproduce.evidence import Evidence
 from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
-from alasso.reproduce.lost import LostStack, lost_stacks
+from alasso.reproduce.lost import Lost, lost_stacks
 from alasso.reproduce.plan import Plan, make_plan, results_in, runs_of
 from alasso.reproduce.show import OF_OWN, OF_PAPER, Words
 
@@ -41,7 +41,7 @@ class Places:
         out = out or (Path("results") if of_paper and not quick else Path("runs") / own)
         beside = {"document": out / "reproduction.md", "report": out / "report.html"}
         usual = {"document": Path("docs/reproduction.md"), "report": Path("runs/report.html")}
-        where = usual if out == Path("results") and of_paper and not quick else beside
+        where = usual if out.resolve() == Path("results").resolve() and of_paper and not quick else beside
         return Places(out, document or where["document"], report or where["report"])
 
     def refuse_mixture(self, work: Study) -> None:
@@ -94,7 +94,7 @@ class Study:
     def plan(self, device: str) -> Plan:
         return make_plan(self.chosen, self.seeds, self.places.out, partial(self.lost_stacks, device))
 
-    def lost_stacks(self, device: str, missing: Sequence[RunConfig]) -> list[LostStack]:
+    def lost_stacks(self, device: str, missing: Sequence[RunConfig]) -> Lost:
         """Of runs that are missing, the stacks that results of this device say they were in."""
 
         def here() -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Study:
     def estimate(self, plan: Plan, device: str, say: Callable[[str], None]) -> timing.Estimate:
         known = self.evidence().results_of(self.experiments)
         measure = stopwatch.Stopwatch(device, say)
-        return timing.estimate(plan, known, self.places.out, stopwatch.device_name(device), measure)
+        return timing.estimate(plan, known, self.places.out, stopwatch.device_name(device), measure, measure.moving)
 
     def judged(self, evidence: Evidence | None = None) -> list[Judged]:
         return judge_all(self.claims.tested, evidence or self.evidence())

@@ -6,6 +6,8 @@ Counted are optimizer steps; what a step takes is looked up in this order:
 2. results on this device of the same benchmark and method, then of methods of its kind;
 3. steps, and answers, made just now, on random inputs of the benchmark's shape. Answers are counted apart, for VCL's
    take as long as its training.
+
+A probe's task is reckoned likewise; how long its weights take to be moved is always measured, on a few of them.
 """
 
 from __future__ import annotations
@@ -24,11 +26,9 @@ from alasso.reproduce.stopwatch import Pace, plainly
 from alasso.wording import count_of
 
 Measure = Callable[[RunConfig], Pace]
+Moving = Callable[[Probe], float]
 
 EARLIER, RESULTS, MEASURED = "earlier parts", "results there", "measured now"
-
-#: Of a step's time, for as many examples: a third of it goes forward, and twice the digits take twice as long.
-ANSWER_IN_DOUBLE = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Estimate:
     probes: float = 0.0
     again: float = 0.0  # stacks of lost results
     sources: dict[str, int] = field(default_factory=dict)
+    measured_probes: int = 0
     uncounted: tuple[str, ...] = ()  # parts of which it is not known how many steps they take
 
     @property
@@ -50,18 +51,46 @@ class Estimate:
         names = {
             EARLIER: "from parts carried out on this device before",
             RESULTS: "from results of this device",
-            MEASURED: "from single runs measured just now: compiling and the report add to it, stacking takes off",
+            MEASURED: "estimated from a short measurement; compiling and the report take extra, training several runs "
+            "at once takes less",
         }
-        known = [(source, count) for source, count in self.sources.items() if count]
-        where = "; ".join(f"{count_of(count, 'run')} {names[source]}" for source, count in known)
+        known = {source: [count_of(count, "run")] for source, count in self.sources.items() if count}
+        if self.measured_probes:
+            known.setdefault(MEASURED, []).append(count_of(self.measured_probes, "probe"))
+        where = "; ".join(f"{' and '.join(counts)} {names[source]}" for source, counts in known.items())
         if len(known) == 1:
-            where = names[known[0][0]]
+            where = names[next(iter(known))]
         rest = f"; not counting {', '.join(self.uncounted)}" if self.uncounted else ""
-        return f"about {human(self.seconds)} on {self.device} ({where}){rest}" if known else rest[2:]
+        return f"about {roughly(self.seconds)} on {self.device} ({where}){rest}" if known else rest[2:]
+
+
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+MONTH, YEAR = 30.44 * DAY, 365.25 * DAY
+
+#: From so many seconds on, in which unit.
+UNITS = (
+    (0, 1, "s"),
+    (90, MINUTE, "min"),
+    (90 * MINUTE, HOUR, "h"),
+    (2 * DAY, DAY, "days"),
+    (2 * MONTH, MONTH, "months"),
+    (2 * YEAR, YEAR, "years"),
+)
+
+
+def roughly(seconds: float) -> str:
+    """An estimate, which knows no more than two digits.
+
+    >>> roughly(42.4), roughly(196), roughly(9000), roughly(5998), roughly(400_000), roughly(300.9 * DAY)
+    ('42 s', '3.3 min', '2.5 h', '1.7 h', '4.6 days', '9.9 months')
+    """
+    size, unit = next((size, unit) for least, size, unit in reversed(UNITS) if seconds >= least)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
 
 
 def human(seconds: float) -> str:
-    """
+    """A time that was taken.
+
     >>> human(42), human(196), human(600), human(9000), human(400_000)
     ('42 s', '3.5 min', '10 min', '2 h 30 min', '4.6 days')
     """
@@ -75,8 +104,12 @@ def human(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86_400:.1f} days"
 
 
-def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Measure) -> Estimate:
-    """``measure``: how fast a run is, found out when nothing better is known."""
+def estimate(
+    plan: Plan, known: Sequence[Result], out: Path, device: str, measure: Measure, moving: Moving = lambda probe: 0.0
+) -> Estimate:
+    """``measure``: how fast a run is, found out when nothing better is known; ``moving``: how long the weights of a
+    probe take to be moved.
+    """
     noted = {row.part: row for row in summed(read_parts(out)) if row.device == device}
     mine = [
         result for result in known if device_of(result.environment) == device and result.config.benchmark in EXAMPLES
@@ -97,21 +130,20 @@ def estimate(plan: Plan, known: Sequence[Result], out: Path, device: str, measur
 
     parts = {part.title: of_runs(part.trained) for part in plan.parts if part.benchmark in EXAMPLES}
     again = sum(of_runs(stack.runs) for stack in plan.again if stack.runs[0].benchmark in EXAMPLES)
+    to_probe = [probe for probe in plan.probes if probe.config.benchmark in EXAMPLES]
     probes = 0.0
-    for probe in (probe for probe in plan.probes if probe.config.benchmark in EXAMPLES):
+    for probe in to_probe:
         whole = from_results(probe.config, mine)
         step = measure(probe.config).step if whole is None else whole / steps_of(probe.config)
-        probes += of_probe(probe, step)
+        probes += steps_of_probe(probe) * step + moving(probe)
     titles = [part.title for part in plan.parts] + [part_title(stack.runs[0]) for stack in plan.again]
     uncounted = tuple(dict.fromkeys(title for title in titles if title.partition(",")[0] not in EXAMPLES))
-    return Estimate(device, parts, probes, again, sources, uncounted)
+    return Estimate(device, parts, probes, again, sources, len(to_probe), uncounted)
 
 
-def of_probe(probe: Probe, step: float) -> float:
-    """Seconds of a probe, where an optimizer step takes so long: its task is learned, then answered time and again."""
-    config, plan = probe.config, probe.plan
-    one_task = steps_of(config) / (config.tasks or 1) * step
-    return one_task + plan.weights * plan.offsets * plan.examples / config.batch_size * ANSWER_IN_DOUBLE * step
+def steps_of_probe(probe: Probe) -> float:
+    """It learns the first task."""
+    return steps_of(probe.config) / (probe.config.tasks or 1)
 
 
 def at_pace(config: RunConfig, measure: Measure) -> float:
