@@ -40,11 +40,11 @@ class Watching:
     warm_up: int
     looks: int
     seconds: float
-    patience: float = 3.0
+    patience: float = 2.0
 
 
 ANSWERS = 3  # to a batch each
-MOVED, FEW_PLACES, MORE_PLACES = 40, 1, 5  # of a probe's weights, to so many places each
+MOVED, FEW_PLACES, MORE_PLACES, TIMES = 40, 1, 5, 3  # of a probe's weights, to so many places each, so many times
 
 #: A GPU compiles and records its first steps; a CPU has only to touch its memory once, and each step is slow.
 ON_GPU, ON_CPU = Watching(16, 5, 0.1), Watching(1, 5, 0.2)
@@ -167,7 +167,7 @@ def seconds_of_moving(probe: Probe, device: str) -> float:
         return time.monotonic() - began
 
     seconds(1)  # touches its memory
-    few, more = seconds(FEW_PLACES), seconds(MORE_PLACES)
+    few, more = (statistics.median(seconds(places) for _ in range(TIMES)) for places in (FEW_PLACES, MORE_PLACES))
     a_pair = max(more - few, 0.0) / (len(some) * (MORE_PLACES - FEW_PLACES))
     once = max(few - a_pair * len(some) * FEW_PLACES, 0.0)
     return once + a_pair * len(weights) * plan.offsets
