@@ -67,9 +67,9 @@ def measures_table(section: Section) -> str:
     bounds = [name for name in ("single-task", "multi-task") if any(g.config.method == name for g in section.groups)]
     above = f" Upper bounds: {', '.join(bounds)}." if bounds else ""
     return (
+        f'<p class="caption">Mean over seeds ± standard deviation; select a heading to sort.{above}</p>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Measures of every method">'
-        f'<table class="sortable"><caption>Mean over seeds ± standard deviation; select a heading to sort.{above}'
-        f"</caption><thead><tr>{cells}</tr></thead>"
+        f'<table class="sortable"><thead><tr>{cells}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
