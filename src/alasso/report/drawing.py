@@ -97,7 +97,7 @@ class Line:
 def group_look(section: Section, group: Group) -> Look:
     """The method's or variant's look; further settings have shades and dashes, or, in a sweep of one method, hues."""
     family = section.family(group)
-    place = next((number for number, other in enumerate(family) if other is group), 0)
+    place = next((number for number, other in enumerate(family) if other.config.hash == group.config.hash), 0)
     look = look_of(group.method, group.variant, place, len(family))
     if group.variant or not section.is_sweep or len(section.standard) > 1:
         return look

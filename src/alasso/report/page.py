@@ -10,7 +10,7 @@ import alasso
 from alasso.bench import metrics
 from alasso.bench.catalog import BENCHMARKS
 from alasso.report import charts, page_parts
-from alasso.report.figures import not_drawn
+from alasso.report.figures import decoupling_groups, not_drawn
 from alasso.report.groups import Group
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
@@ -138,9 +138,10 @@ def figure_html(number: int, section: Section, name: str, data: dict[str, Any], 
     numbers = numbers_table(section, curves[name], heading) if name in curves else ""
     spoken = summary(section, curves.get(name, metrics.accuracy_curve), heading)
     controls = {"one-task": task_slider(section), "matrix": group_select(section, with_matrix)}.get(name, "")
+    key = page_parts.chart_key(section, decoupling_groups(section)) if name == "decoupling" else ""
     return (
         f'<figure id="{identity}">'
-        f"<figcaption><strong>{heading}</strong> <span>{text(explanation)}</span></figcaption>{controls}"
+        f"<figcaption><strong>{heading}</strong> <span>{text(explanation)}</span></figcaption>{key}{controls}"
         f'<div class="chart" data-chart="{name}" data-item="{identity}-data" role="img" '
         f'aria-label="{text(spoken, longest=2000)}"></div>'
         f"{numbers}{json_script(f'{identity}-data', data)}</figure>"

@@ -45,6 +45,12 @@ def legend(section: Section) -> str:
     return f'<div class="legend" role="group" aria-label="Lines shown">{"".join(keys)}{hint}</div>'
 
 
+def chart_key(section: Section, groups: Sequence[Group]) -> str:
+    """Which line is which in one chart that shows its groups whatever the legend's buttons say at first."""
+    keys = "".join(f"<li>{swatch(group_look(section, group))}{text(section.label(group))}</li>" for group in groups)
+    return f'<ul class="chart-key">{keys}</ul>'
+
+
 def swatch(look: Look) -> str:
     dashes = " ".join(f"{dash:g}" for dash in look.dashes)
     return (
