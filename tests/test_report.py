@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import asdict
+from html import unescape
 
 import numpy as np
 import pytest
@@ -300,13 +301,15 @@ def test_bars_say_which_runs_they_leave_out():
     few = [made_up(method) for method in ("alasso", "si", "ewc")]
     more = [*few, made_up("mas"), made_up("sgd")]
     many = [*more, made_up("vcl"), made_up("imm-mode")]
-    for shown, said in ((few, ""), (more, "; not drawn: MAS, SGD"), (many, "; 4 other runs are not drawn")):
+    why = "the paper's four methods alone"
+    for shown, said in ((few, ""), (more, f"{why}, not drawn: MAS, SGD"), (many, f"{why}: 4 other runs are not drawn")):
         (axes,) = figures.task_bars(shown).axes
         html = page.build(Collected(shown, []))
         words = [text.get_text() for text in axes.texts]
         assert any("not drawn" in word for word in words) == bool(said)
         assert any(word.endswith(said) for word in words)
-        assert f"accuracy after learning all tasks{said}<" in html
+        assert f"accuracy after learning all tasks{said and '; '}{said}<" in unescape(html)
+        assert "pixels permuted<" in html and "nothing to download" not in html
 
 
 def test_what_is_compared_is_drawn_over_the_seeds_that_both_have():

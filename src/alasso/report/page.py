@@ -8,7 +8,7 @@ from typing import Any
 
 import alasso
 from alasso.bench import metrics
-from alasso.bench.catalog import BENCHMARKS
+from alasso.bench.catalog import BENCHMARKS, NOTHING_TO_DOWNLOAD
 from alasso.report import charts, page_parts
 from alasso.report.figures import decoupling_groups, not_drawn
 from alasso.report.groups import Group
@@ -108,7 +108,8 @@ def matrix_groups(parts: Sequence[Section], room: int) -> set[str]:
 def section_html(number: int, section: Section, chosen: set[str]) -> str:
     with_matrix = [group for group in section.groups if group.config.hash in chosen]
     drawn = charts.section_charts(section, with_matrix)
-    about = BENCHMARKS[section.benchmark].title if section.benchmark in BENCHMARKS else ""
+    known = BENCHMARKS.get(section.benchmark)
+    about = known.title.removesuffix(NOTHING_TO_DOWNLOAD) if known else ""
     figures = "".join(
         figure_html(number, section, name, drawn[name], with_matrix) for name in CAPTIONS if name in drawn
     )
@@ -125,8 +126,8 @@ def section_html(number: int, section: Section, chosen: set[str]) -> str:
 def figure_html(number: int, section: Section, name: str, data: dict[str, Any], with_matrix: Sequence[Group]) -> str:
     """A chart with its title, its controls, its sentence for who does not see it, and its numbers."""
     heading, explanation = CAPTIONS[name]
-    if name == "bars":
-        explanation += not_drawn(section)
+    if name == "bars" and (left_out := not_drawn(section)):
+        explanation += f"; {left_out}"
     if name == "mean-accuracy" and any(len(group.seeds) > 1 for group in section.groups):
         explanation += "; band: ± one standard deviation over seeds"
     identity = f"chart-{number}-{name}"
