@@ -92,6 +92,21 @@ def test_many_configs_are_rows(tmp_path, capsys, monkeypatch):
     assert "−0.080 ± 0.000" in said
 
 
+def test_four_methods_have_room_in_80_columns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for seed in (0, 1):
+        for method, fading in (("alasso", 0.01), ("vcl-coreset", 0.08), ("sgd-dropout", 0.1), ("single-task", 0.0)):
+            results.write(made_up(method, seed, fading=fading), tmp_path)
+    commands.compare([tmp_path])
+    printed = capsys.readouterr().out
+    assert "A mean accuracy, F forgetting, I intransigence, std over tasks" in printed
+    said = [line.split() for line in printed.splitlines()]
+    assert ["A", "F", "I", "std"] in said
+    assert [line[:2] for line in said if line[:2] == ["2", "seeds"]] == 4 * [["2", "seeds"]]
+    assert all(line.count("±") in (0, 1, 4) and line[-1:] != ["±"] for line in said)  # no number is broken
+    assert not any("…" in word for line in said for word in line)
+
+
 def test_every_config_of_a_sweep_is_named_by_its_setting(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     files = [results.write(made_up("alasso", a=a), tmp_path) for a in (1.8, 2.0, 3.0)]

@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import asdict
+from html import unescape
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from alasso.bench.results import Result
 from alasso.errors import AlassoError
 from alasso.report import commands, groups, live, page
 from alasso.report.load import Collected, collect
-from alasso.report.names import LOOKS
+from alasso.report.names import LOOKS, VARIANT_LOOKS
 from alasso.report.probe_findings import Measured, Plan
 from alasso.report.probe_findings import read as read_probe
 from alasso.report.sections import sections
@@ -300,13 +301,15 @@ def test_bars_say_which_runs_they_leave_out():
     few = [made_up(method) for method in ("alasso", "si", "ewc")]
     more = [*few, made_up("mas"), made_up("sgd")]
     many = [*more, made_up("vcl"), made_up("imm-mode")]
-    for shown, said in ((few, ""), (more, "; not drawn: MAS, SGD"), (many, "; 4 other runs are not drawn")):
+    why = "the paper's four methods alone"
+    for shown, said in ((few, ""), (more, f"{why}, not drawn: MAS, SGD"), (many, f"{why}: 4 other runs are not drawn")):
         (axes,) = figures.task_bars(shown).axes
         html = page.build(Collected(shown, []))
         words = [text.get_text() for text in axes.texts]
         assert any("not drawn" in word for word in words) == bool(said)
         assert any(word.endswith(said) for word in words)
-        assert f"accuracy after learning all tasks{said}<" in html
+        assert f"accuracy after learning all tasks{said and '; '}{said}<" in unescape(html)
+        assert "pixels permuted<" in html and "nothing to download" not in html
 
 
 def test_what_is_compared_is_drawn_over_the_seeds_that_both_have():
@@ -347,6 +350,21 @@ def test_decoupling_is_shown_between_runs_that_equal_each_other_in_all_else():
         (1.0, "no decoupling"),
     ]
     assert decoupling_groups(*sections([runs[0], runs[2]])) == []
+
+
+def test_no_variant_has_a_colour_of_another_or_of_a_method():
+    methods = {colour for look in LOOKS.values() for colour in (look.light, look.dark)}
+    variants = [colour for look in VARIANT_LOOKS.values() for colour in (look.light, look.dark)]
+    assert len(set(variants)) == len(variants) and not methods & set(variants)
+
+
+def test_the_chart_of_decoupling_has_a_key_of_its_own_with_the_looks_of_the_legend():
+    coupled = {"a_prime": 1.8, "c_prime": 1.0, "epsilon_prime": 1e-6}
+    html = page.build(Collected([made_up(c=3.0), *(made_up(seed=seed) for seed in (0, 1)), made_up(**coupled)], []))
+    (key,) = re.findall(r'<ul class="chart-key">(.*?)</ul>', html)
+    lines = re.findall(r"<li>(.*?)</li>", key)
+    assert [line.rpartition(">")[2] for line in lines] == ["ALASSO c=1", "ALASSO, no decoupling c=1"]
+    assert all(f">{line}</button>" in html for line in lines)
 
 
 def test_a_sweep_among_methods_leaves_none_of_them_out_and_says_how_much_it_shows():

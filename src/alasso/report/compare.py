@@ -210,11 +210,15 @@ def _things_across(title: str, present: Sequence[tuple[str, Group]]) -> Table:
 
 
 def _things_down(title: str, present: Sequence[tuple[str, Group]]) -> Table:
-    """Each difference under its value; measures that nothing has are left out, and so are the less telling ones."""
+    """Each difference under its value; measures that nothing has are left out, and so are the less telling ones.
+
+    Without a frame and with short headings, four measures and the longest name of a method have room in 80 columns.
+    """
     measures = [m for m in MEASURES if m[0] in ("A", "F", "I", "std") and any(known(g, m[0]) for _, g in present)]
-    shown = _titled_table(title)
-    for _, heading, _ in measures:
-        shown.add_column(heading, justify="right")
+    shown = _titled_table(title, framed=False)
+    shown.caption = ", ".join(heading for _, heading, _ in measures)
+    for measure, _, _ in measures:
+        shown.add_column(measure, justify="right", no_wrap=True)
     for place, (name, group) in enumerate(present):
         cells = []
         for measure, _, more_is_better in measures:
@@ -227,11 +231,22 @@ def _things_down(title: str, present: Sequence[tuple[str, Group]]) -> Table:
     return shown
 
 
-def _titled_table(title: str) -> Table:
+def _titled_table(title: str, framed: bool = True) -> Table:
+    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=Text(title), title_justify="left", title_style="bold", show_lines=False)
+    shown = Table(
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        caption_style="dim",
+        box=HEAVY_HEAD if framed else SIMPLE_HEAD,
+        show_edge=framed,
+        pad_edge=framed,
+        padding=(0, 1) if framed else (0, 1, 0, 0),
+    )
     shown.add_column("")
     return shown
 

@@ -97,7 +97,7 @@ class Line:
 def group_look(section: Section, group: Group) -> Look:
     """The method's or variant's look; further settings have shades and dashes, or, in a sweep of one method, hues."""
     family = section.family(group)
-    place = next((number for number, other in enumerate(family) if other is group), 0)
+    place = next((number for number, other in enumerate(family) if other.config.hash == group.config.hash), 0)
     look = look_of(group.method, group.variant, place, len(family))
     if group.variant or not section.is_sweep or len(section.standard) > 1:
         return look
@@ -214,12 +214,13 @@ def seeds_note(groups: Sequence[Group]) -> str:
     return f"mean of {shown} seeds, band ± one standard deviation"
 
 
-def titled(axes: Axes, title: str, note: str = "") -> None:
-    """Title, and under it in grey what one must know to read the figure."""
-    axes.set_title(safe(title), pad=20 if note else 8)
-    if note:
+def titled(axes: Axes, title: str, *notes: str) -> None:
+    """Title, and under it in grey, a line each, what one must know to read the figure."""
+    lines = [safe(note) for note in notes if note]
+    axes.set_title(safe(title), pad=8 + 12 * len(lines))
+    if lines:
         axes.annotate(
-            safe(note),
+            "\n".join(lines),
             (0, 1),
             (0, 7),
             xycoords="axes fraction",

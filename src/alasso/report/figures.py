@@ -137,9 +137,7 @@ def task_bars(results: Sequence[Result]) -> Figure | None:
             )
         axes.set_xticks(range(len(tasks)), [str(t) for t in tasks])
         axes.set(xlabel="task", ylabel="final accuracy", ylim=(0, 1))
-        titled(
-            axes, f"Every {EVERY}th task after learning all: {section.title}", _bars_note(shown) + not_drawn(section)
-        )
+        titled(axes, f"Every {EVERY}th task after learning all: {section.title}", _bars_note(shown), not_drawn(section))
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5, columnspacing=1.5)
     return figure
 
@@ -163,13 +161,13 @@ def bar_groups(section: Section) -> list[Group]:
 
 
 def not_drawn(section: Section) -> str:
-    """The end of a sentence that says which lines of other figures have no bars; nothing where all have."""
+    """Which lines of other figures have no bars, and why; nothing where all have."""
     others = [section.figure_label(group) for group in section.headline if group not in bar_groups(section)]
     if not others:
         return ""
     if len(others) > MOST_NAMED:
-        return f"; {len(others)} other runs are not drawn"
-    return f"; not drawn: {', '.join(others)}"
+        return f"the paper's four methods alone: {len(others)} other runs are not drawn"
+    return f"the paper's four methods alone, not drawn: {', '.join(others)}"
 
 
 def accuracy_matrix(result: Result, label: str | None = None) -> Figure:

@@ -46,6 +46,7 @@ _BLUE, _VERMILLION, _GREEN = ("#0072B2", "#4FB3EE"), ("#D55E00", "#F28A3C"), ("#
 _SKY, _PINK, _WINE = ("#3D9BD1", "#8FD0F5"), ("#C0649A", "#E79BC5"), ("#882255", "#D977A8")
 _GREY, _INK, _SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#C4C4C4")
 _ORANGE, _VIOLET, _NAVY = ("#E69F00", "#F2BE4A"), ("#6A51A3", "#A995DC"), ("#00334F", "#9CC9E5")
+_BROWN = ("#8C4F1B", "#CF9A66")
 
 LOOKS: dict[str, Look] = {
     "alasso": Look(*_BLUE, "o"),
@@ -66,7 +67,7 @@ LOOKS: dict[str, Look] = {
 VARIANT_LOOKS: dict[str, Look] = {
     "asymmetric only": Look(*_ORANGE, "v", (5, 2)),
     "accurate only": Look(*_VIOLET, "d", (5, 2)),
-    "no decoupling": Look(*_NAVY, "X", (3, 2)),
+    "no decoupling": Look(*_BROWN, "X", (3, 2)),
 }
 #: Lines and bars of further settings of one method: its colour in another shade, and a dash and a hatch for each.
 FURTHER_DASHES: tuple[tuple[float, ...], ...] = (

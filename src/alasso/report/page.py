@@ -8,9 +8,9 @@ from typing import Any
 
 import alasso
 from alasso.bench import metrics
-from alasso.bench.catalog import BENCHMARKS
+from alasso.bench.catalog import BENCHMARKS, NOTHING_TO_DOWNLOAD
 from alasso.report import charts, page_parts
-from alasso.report.figures import not_drawn
+from alasso.report.figures import decoupling_groups, not_drawn
 from alasso.report.groups import Group
 from alasso.report.live import CHARTS, Progress
 from alasso.report.load import Collected
@@ -108,7 +108,8 @@ def matrix_groups(parts: Sequence[Section], room: int) -> set[str]:
 def section_html(number: int, section: Section, chosen: set[str]) -> str:
     with_matrix = [group for group in section.groups if group.config.hash in chosen]
     drawn = charts.section_charts(section, with_matrix)
-    about = BENCHMARKS[section.benchmark].title if section.benchmark in BENCHMARKS else ""
+    known = BENCHMARKS.get(section.benchmark)
+    about = known.title.removesuffix(NOTHING_TO_DOWNLOAD) if known else ""
     figures = "".join(
         figure_html(number, section, name, drawn[name], with_matrix) for name in CAPTIONS if name in drawn
     )
@@ -125,8 +126,8 @@ def section_html(number: int, section: Section, chosen: set[str]) -> str:
 def figure_html(number: int, section: Section, name: str, data: dict[str, Any], with_matrix: Sequence[Group]) -> str:
     """A chart with its title, its controls, its sentence for who does not see it, and its numbers."""
     heading, explanation = CAPTIONS[name]
-    if name == "bars":
-        explanation += not_drawn(section)
+    if name == "bars" and (left_out := not_drawn(section)):
+        explanation += f"; {left_out}"
     if name == "mean-accuracy" and any(len(group.seeds) > 1 for group in section.groups):
         explanation += "; band: ± one standard deviation over seeds"
     identity = f"chart-{number}-{name}"
@@ -138,9 +139,10 @@ def figure_html(number: int, section: Section, name: str, data: dict[str, Any], 
     numbers = numbers_table(section, curves[name], heading) if name in curves else ""
     spoken = summary(section, curves.get(name, metrics.accuracy_curve), heading)
     controls = {"one-task": task_slider(section), "matrix": group_select(section, with_matrix)}.get(name, "")
+    key = page_parts.chart_key(section, decoupling_groups(section)) if name == "decoupling" else ""
     return (
         f'<figure id="{identity}">'
-        f"<figcaption><strong>{heading}</strong> <span>{text(explanation)}</span></figcaption>{controls}"
+        f"<figcaption><strong>{heading}</strong> <span>{text(explanation)}</span></figcaption>{key}{controls}"
         f'<div class="chart" data-chart="{name}" data-item="{identity}-data" role="img" '
         f'aria-label="{text(spoken, longest=2000)}"></div>'
         f"{numbers}{json_script(f'{identity}-data', data)}</figure>"

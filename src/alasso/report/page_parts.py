@@ -44,6 +44,12 @@ def legend(section: Section) -> str:
     return f'<div class="legend" role="group" aria-label="Lines shown">{"".join(keys)}{hint}</div>'
 
 
+def chart_key(section: Section, groups: Sequence[Group]) -> str:
+    """Which line is which in one chart that shows its groups whatever the legend's buttons say at first."""
+    keys = "".join(f"<li>{swatch(group_look(section, group))}{text(section.label(group))}</li>" for group in groups)
+    return f'<ul class="chart-key">{keys}</ul>'
+
+
 def swatch(look: Look) -> str:
     dashes = " ".join(f"{dash:g}" for dash in look.dashes)
     return (
@@ -66,9 +72,9 @@ def measures_table(section: Section) -> str:
     bounds = [name for name in ("single-task", "multi-task") if any(g.config.method == name for g in section.groups)]
     above = f" Upper bounds: {', '.join(bounds)}." if bounds else ""
     return (
+        f'<p class="caption">Mean over seeds ± standard deviation; select a heading to sort.{above}</p>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Measures of every method">'
-        f'<table class="sortable"><caption>Mean over seeds ± standard deviation; select a heading to sort.{above}'
-        f"</caption><thead><tr>{cells}</tr></thead>"
+        f'<table class="sortable"><thead><tr>{cells}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
