@@ -138,5 +138,5 @@ def main() -> None:
         if error.filename is not None:  # of a file, about which its writer or reader should have said more
             raise
         silence()
-        print(f"alasso: what there is to say cannot be written: {error.strerror or error}", file=sys.stderr)
+        print(f"alasso: cannot write the output: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
