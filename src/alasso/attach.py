@@ -251,8 +251,11 @@ class Exchange:
 
     def _was_zeroed(self, step: OpenStep) -> bool:
         """Whether an optimizer that is not torch's did ``zero_grad(set_to_none=False)`` within its step."""
-        written = step.total_grad is not step.task_grad and step.total_grad._version != step.version
-        return not self._is_torchs and written and not bool(step.total_grad.any())
+        g = step.total_grad
+        if self._is_torchs or g is step.task_grad or g._version == step.version:
+            return False
+        one_row_is_zero = g.dim() == 0 or not bool(g[:1].any())  # most are told by this much
+        return one_row_is_zero and not bool(g.any())
 
     @torch.no_grad()
     def take_back_gradients(self) -> None:
