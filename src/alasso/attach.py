@@ -244,16 +244,18 @@ class Exchange:
         for step in self._open:
             if step.parameter.grad is step.total_grad:
                 if self._was_zeroed(step):
-                    step.task_grad.zero_()
+                    local(step.task_grad).zero_()
                 step.parameter.grad = step.task_grad
         self._open.clear()
         self._noted.clear()
 
     def _was_zeroed(self, step: OpenStep) -> bool:
         """Whether an optimizer that is not torch's did ``zero_grad(set_to_none=False)`` within its step."""
-        g = step.total_grad
-        if self._is_torchs or g is step.task_grad or g._version == step.version:
+        if self._is_torchs or step.total_grad is step.task_grad or step.total_grad._version == step.version:
             return False
+        g = local(step.total_grad)
+        if kernels.is_being_recorded(g.device):
+            return False  # nothing can be asked of a GPU that records
         one_row_is_zero = g.dim() == 0 or not bool(g[:1].any())  # most are told by this much
         return one_row_is_zero and not bool(g.any())
 
