@@ -5,6 +5,7 @@ torchrun --nproc-per-node 1 examples/fsdp2.py --folder /tmp/digits     # goes on
 """
 
 import argparse
+import gc
 from pathlib import Path
 
 import torch
@@ -39,8 +40,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, task: int) -> None
             optimizer.step()
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")
+def learn_next_task(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
     model.to(DEVICE)
@@ -67,7 +67,13 @@ def main(folder: Path) -> None:
             accuracy = float((model(x).argmax(1) == y).float().mean())
         if dist.get_rank() == 0:
             print(f"after task {task + 1}, on task {seen + 1}: {accuracy:.3f}", flush=True)
-    dist.barrier()  # nobody leaves while another still talks
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")
+    learn_next_task(folder)
+    gc.collect()  # the sharded model has to be gone before the group it talks through
+    dist.barrier()
     dist.destroy_process_group()
 
 

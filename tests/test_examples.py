@@ -63,8 +63,7 @@ def test_fsdp2_by_torchrun_with_two_ranks_then_one(tmp_path):
             timeout=120,
             check=False,
         )
-        # At its very end, torch may drop a thread of gloo that still runs; what counts has been printed by then.
-        assert done.returncode == 0 or "terminate called without an active exception" in done.stderr, done.stderr
+        assert done.returncode == 0, done.stderr
         outputs.append(dict(re.findall(r"after (task \d, on task \d): ([\d.]+)", done.stdout)))
     assert outputs[0].keys() == {"task 1, on task 1"}
     assert outputs[1].keys() == {"task 2, on task 1", "task 2, on task 2"}

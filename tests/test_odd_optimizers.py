@@ -52,6 +52,24 @@ def path_by_definition(model, step, tasks_batches):
     return path
 
 
+def plain_steps(model, optimizer):
+    def step(batch):
+        backward(model, optimizer, batch)
+        optimizer.step()
+
+    return step
+
+
+def check_path(model, optimizer, reg, tasks_before):
+    """Some tasks, then one whose path is compared."""
+    step = plain_steps(model, optimizer)
+    for _ in range(tasks_before):
+        path_by_definition(model, step, batches())
+        reg.consolidate()
+    expected = path_by_definition(model, step, batches())
+    torch.testing.assert_close(paths(reg), expected)
+
+
 def paths(reg):
     return [state["path"] for state in reg.state_dict()["parameters"].values()]
 
@@ -62,16 +80,7 @@ def test_nesterov_with_foreach_changes_gradients_in_place(foreach, tasks_before)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, foreach=foreach)
     reg = SI(model).attach(optimizer)
-
-    def step(batch):
-        backward(model, optimizer, batch)
-        optimizer.step()
-
-    for _ in range(tasks_before):
-        path_by_definition(model, step, batches())
-        reg.consolidate()
-    expected = path_by_definition(model, step, batches())
-    torch.testing.assert_close(paths(reg), expected)
+    check_path(model, optimizer, reg, tasks_before)
 
 
 @pytest.mark.parametrize("tasks_before", [0, 1])
@@ -80,16 +89,7 @@ def test_a_hook_that_clips_after_attach_leaves_the_path_alone_in_every_task(task
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reg = SI(model).attach(optimizer)
     optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(model.parameters(), 0.05) and None)
-
-    def step(batch):
-        backward(model, optimizer, batch)
-        optimizer.step()
-
-    for _ in range(tasks_before):
-        path_by_definition(model, step, batches())
-        reg.consolidate()
-    expected = path_by_definition(model, step, batches())
-    torch.testing.assert_close(paths(reg), expected)
+    check_path(model, optimizer, reg, tasks_before)
 
 
 class SharpnessAware(torch.optim.SGD):
@@ -146,13 +146,7 @@ def test_a_wrapper_that_moves_weights_itself_is_observed_itself():
     model = network()
     optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
     reg = SI(model).attach(optimizer)
-
-    def step(batch):
-        backward(model, optimizer, batch)
-        optimizer.step()
-
-    expected = path_by_definition(model, step, batches())
-    torch.testing.assert_close(paths(reg), expected)
+    check_path(model, optimizer, reg, tasks_before=0)
 
 
 class ZeroesGradients(torch.optim.SGD):
@@ -278,7 +272,14 @@ def test_a_state_without_a_layer_that_is_gone_can_be_loaded():
     model = nn.ModuleDict({"body": nn.Linear(6, 8), "a": nn.Linear(8, 4)})
     reg = ALASSO(model)
     del model["a"]
-    reg.load_state_dict(copy.deepcopy(reg.state_dict()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg.attach(optimizer)
+    model["body"](torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    saved = copy.deepcopy(reg.state_dict())
+    reg.steps = 0
+    reg.load_state_dict(saved)
+    assert reg.steps == 1 and set(saved["parameters"]) == {"body.weight", "body.bias"}
 
 
 @pytest.mark.parametrize("xi", [0.0, 0.001, 0.1])

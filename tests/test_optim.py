@@ -479,10 +479,10 @@ def test_a_parameter_without_dimensions_is_part_of_the_one_pass():
         def forward(self, x):
             return self.scale * self.layer(x)
 
-    x, y = torch.randn(16, 20, generator=torch.Generator().manual_seed(1)), torch.arange(16)
+    x, y = torch.randn(16, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64), torch.arange(16)
     ended = []
     for compile in (True, False):
-        model = WithScale()
+        model = WithScale().double()
         reg = alasso.EWC(model)
         optimizer = alasso.optim.Adam(model.parameters(), lr=0.01, regularizer=reg, compile=compile)
         for _ in range(2):
@@ -494,7 +494,7 @@ def test_a_parameter_without_dimensions_is_part_of_the_one_pass():
             reg.consolidate([(x, y)])
         ended.append([p.detach().clone() for p in model.parameters()])
     for one, other in zip(*ended, strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 # -- kernels that are called straight ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from alasso.moves import (
 from alasso.onepass import Engine, Group, Misfit, Work
 
 if TYPE_CHECKING:
-    from alasso.attach import Exchange
+    from alasso.exchange import Exchange
 
 # -- Adam ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from alasso import kernels
 from alasso.methods.surrogate import add_to_path_
 
 if TYPE_CHECKING:
-    from alasso.attach import Exchange
+    from alasso.exchange import Exchange
 
 log = logging.getLogger("alasso")
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from alasso.attach import Exchange, TakesRegularizer
+from alasso.attach import TakesRegularizer
 from alasso.engines import AdamEngine, SGDEngine
 from alasso.errors import AlassoError
+from alasso.exchange import Exchange
 from alasso.onepass import Engine
 from alasso.shell import Regularizer
 

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from alasso import importance as measures
 from alasso import kernels
-from alasso.attach import Exchange, attached, base_optimizer
+from alasso.attach import attached, base_optimizer
 from alasso.errors import AlassoError
+from alasso.exchange import Exchange
 from alasso.frames import users_stacklevel
 from alasso.keeping import KeepsStates
 from alasso.methods.surrogate import Surrogate

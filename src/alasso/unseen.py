@@ -22,7 +22,7 @@ from alasso.names import some_of
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from alasso.attach import Exchange
+    from alasso.exchange import Exchange
     from alasso.shell import Regularizer
 
 _watched: list[ReferenceType[Regularizer]] = []  # a WeakSet takes longer to go through than all the rest

@@ -11,7 +11,7 @@ of other layers, and of networks that are not a plain sequence, are measured on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +47,7 @@ def losses(
     ``watch`` is told how many of them are found, of how many.
     """
     found = torch.empty(len(weights), len(offsets), dtype=offsets.dtype, device=x.device)
-    count = 0
-
-    def on_found(more: int) -> None:
-        nonlocal count
-        count += more
-        watch(count, found.numel())
-
+    done = 0
     by_parameter: dict[str, list[int]] = {}
     for number, weight in enumerate(weights):
         by_parameter.setdefault(weight.parameter, []).append(number)
@@ -61,7 +55,12 @@ def losses(
         layer = linear_layer(model, parameter)
         measure = _by_unit if layer is not None else _by_copies
         index = torch.tensor([weights[number].index for number in numbers], device=x.device)
-        found[numbers] = measure(model, x, loss, parameter, index, offsets, on_found)
+        of_parameter = []
+        for some in measure(model, x, loss, parameter, index, offsets):
+            of_parameter.append(some)
+            done += len(some)
+            watch(done, found.numel())
+        found[numbers] = torch.cat(of_parameter).view(len(numbers), len(offsets))
     return found
 
 
@@ -75,14 +74,8 @@ def linear_layer(model: nn.Module, parameter: str) -> int | None:
 
 
 def _by_unit(
-    model: nn.Module,
-    x: Tensor,
-    loss: Loss,
-    parameter: str,
-    index: Tensor,
-    offsets: Tensor,
-    on_found: Callable[[int], None],
-) -> Tensor:
+    model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Tensor, offsets: Tensor
+) -> Iterator[Tensor]:
     place = linear_layer(model, parameter)
     assert isinstance(model, nn.Sequential) and place is not None
     layers = list(model)
@@ -93,19 +86,16 @@ def _by_unit(
     after = between(before)
     following = layers[until] if until < len(layers) else None
     if following is not None and not isinstance(following, nn.Linear):
-        return _by_copies(model, x, loss, parameter, index, offsets, on_found)
+        yield from _by_copies(model, x, loss, parameter, index, offsets)
+        return
     base = following(after) if following is not None else after
     rest = nn.Sequential(*layers[until + 1 :])
-
-    found = []
     for pair in chunks(len(index) * len(offsets), base.numel(), x.device):
         unit, *incoming = index[pair // len(offsets)].unbind(1)
         slope = entering.T[incoming[0]] if incoming else torch.ones_like(entering[:, 0])
         column = before.T[unit] + offsets[pair % len(offsets), None] * slope  # (pairs, examples)
         change = between(column) - after.T[unit]
-        found.append(loss(rest(_with_change(base, change, unit, following))))
-        on_found(len(pair))
-    return torch.cat(found).view(len(index), len(offsets))
+        yield loss(rest(_with_change(base, change, unit, following)))
 
 
 def _with_change(base: Tensor, change: Tensor, unit: Tensor, following: nn.Linear | None) -> Tensor:
@@ -119,26 +109,17 @@ def _with_change(base: Tensor, change: Tensor, unit: Tensor, following: nn.Linea
 
 
 def _by_copies(
-    model: nn.Module,
-    x: Tensor,
-    loss: Loss,
-    parameter: str,
-    index: Tensor,
-    offsets: Tensor,
-    on_found: Callable[[int], None],
-) -> Tensor:
+    model: nn.Module, x: Tensor, loss: Loss, parameter: str, index: Tensor, offsets: Tensor
+) -> Iterator[Tensor]:
     from torch.func import functional_call, vmap
 
     weights = model.get_parameter(parameter)
     flat = index @ torch.tensor(weights.stride(), device=index.device)
     answer = vmap(lambda copy: functional_call(model, {parameter: copy}, (x,)))
-    found = []
     for pair in chunks(len(index) * len(offsets), max(weights.numel(), x.numel()), x.device):
         copies = weights.reshape(1, -1).repeat(len(pair), 1)
         copies[torch.arange(len(pair)), flat[pair // len(offsets)]] += offsets[pair % len(offsets)]
-        found.append(loss(answer(copies.view(-1, *weights.shape))))
-        on_found(len(pair))
-    return torch.cat(found).view(len(index), len(offsets))
+        yield loss(answer(copies.view(-1, *weights.shape)))
 
 
 def chunks(count: int, size: int, device: torch.device) -> Sequence[Tensor]:

@@ -68,12 +68,7 @@ def reproduce(
     from alasso.bench.atomic import check_file
     from alasso.reproduce.study import Places, Study
 
-    if plan and judge:
-        raise AlassoError("--plan says what would be run, --judge judges what was: give one of the two")
-    if plan and (document or report):
-        raise AlassoError(f"--plan writes nothing: leave out {'--document' if document else '--report'}, or --plan")
-    if judge and seeds is not None:
-        raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
+    refuse_contradictions(plan, judge, seeds, document, report)
     places = Places.chosen(quick, out, document, report, study)
     work = Study.read(study, only or [], skip or [], seeds, quick, places)
     work.check_template()
@@ -89,6 +84,17 @@ def reproduce(
     if not judge:
         run_missing(work, device, data_dir, quiet=quiet)
     return conclude(work, quiet=quiet, with_page=with_page)
+
+
+def refuse_contradictions(
+    plan: bool, judge: bool, seeds: int | None, document: Path | None, report: Path | None
+) -> None:
+    if plan and judge:
+        raise AlassoError("--plan says what would be run, --judge judges what was: give one of the two")
+    if plan and (document or report):
+        raise AlassoError(f"--plan writes nothing: leave out {'--document' if document else '--report'}, or --plan")
+    if judge and seeds is not None:
+        raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
 
 
 def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
