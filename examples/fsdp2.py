@@ -72,9 +72,8 @@ def learn_next_task(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
     dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")
-    learn_next_task(folder)
+    learn_next_task(parser.parse_args().folder)
     gc.collect()  # the sharded model has to be gone before the group it talks through
     dist.barrier()
     dist.destroy_process_group()
