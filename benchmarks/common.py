@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from alasso.bench.atomic import write_whole
+from alasso.bench.io import write_whole
 from alasso.bench.results import compact_rows, environment
 
 Step = Callable[[], None]

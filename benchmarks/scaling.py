@@ -23,7 +23,7 @@ from common import Step, Times, arguments, interleaved, parsed, ratio, report
 from torch import nn
 
 import alasso
-from alasso.shell import Regularizer
+from alasso.regularizer import Regularizer
 
 METHODS: dict[str, Callable[[nn.Module], Regularizer]] = {"ALASSO": alasso.ALASSO, "EWC": alasso.EWC}
 SIDE = 800  # of the square layer whose cost is measured against tasks

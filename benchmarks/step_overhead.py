@@ -16,7 +16,7 @@ from common import Step, arguments, interleaved, network, parsed, ratio, recorde
 from torch import Tensor, nn
 
 import alasso
-from alasso.shell import Regularizer
+from alasso.regularizer import Regularizer
 
 SIZES = (784, 2000, 2000, 10)
 BATCH = 256

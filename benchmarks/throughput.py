@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from common import arguments, parsed, report
 
-from alasso.bench import loop, train
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Shelf, permuted
+from alasso.bench.training import run as train
+from alasso.bench.training import trainer as loop
 
 WARM_UP = 4.0  # seconds
 FIRST_TIMED = 10  # epoch of the second task

@@ -11,8 +11,8 @@ import torch
 from common import Step, arguments, compare, network, parsed
 from torch import Tensor, nn
 
-from alasso.bench.sampled_answers import SampledAnswers
-from alasso.methods import vcl
+from alasso import vcl
+from alasso.bench.learners.vcl_predict import SampledAnswers
 
 SIZES = (784, 2000, 2000, 10)
 ONE_BY_ONE = "sample by sample"

@@ -17,11 +17,12 @@ from pathlib import Path
 from common import arguments, parsed, report, synchronise
 from rich.console import Console
 
-from alasso.bench import results, runs
+from alasso._wording import count_of
+from alasso.bench import results
 from alasso.bench.config import RunConfig
+from alasso.bench.reproduce.timing import steps_of
 from alasso.bench.results import Result
-from alasso.reproduce.timing import steps_of
-from alasso.wording import count_of
+from alasso.bench.training import sweep as runs
 
 
 def configs(benchmark: str, method: str, lanes: int, tasks: int, epochs: int) -> list[RunConfig]:

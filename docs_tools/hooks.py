@@ -26,18 +26,22 @@ from equations import drawn
 
 #: Pages of the API: title, then the modules on it. A module that is not there is left out.
 API = {
-    "Methods": ["alasso.regularizers"],
-    "What all methods share": ["alasso.shell.Regularizer", "alasso.errors"],
+    "Methods": ["alasso.methods._classes"],
+    "What all methods share": ["alasso.regularizer.Regularizer", "alasso.errors"],
     "Importance from data": ["alasso.importance"],
     "Optimizers in one pass": ["alasso.optim"],
     "Lightning": ["alasso.integrations.lightning"],
     "Hugging Face": ["alasso.integrations.huggingface"],
     "LoRA": ["alasso.integrations.lora"],
     "Avalanche": ["alasso.integrations.avalanche"],
-    "The maths": [f"alasso.methods.{name}" for name in ("surrogate", "alasso", "si", "ewc", "mas", "imm", "vcl")],
-    "Coresets": ["alasso.coresets"],
+    "The maths": [
+        f"alasso.{name}"
+        for name in ("methods.base", "methods.alasso", "methods.si", "methods.ewc", "methods.mas", "methods.imm", "vcl")
+    ],
+    "Coresets": ["alasso.vcl.coresets"],
     "Benchmarks from Python": [
-        f"alasso.bench.{name}" for name in ("config", "streams", "train", "metrics", "results", "search")
+        f"alasso.bench.{name}"
+        for name in ("config", "streams", "training.run", "metrics", "results", "training.search")
     ],
 }
 WIDE = "reproduction.md"  # whose tables have many columns

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from alasso.bench.config import RunConfig
-from alasso.bench.train import run
+from alasso.bench.training.run import run
 
 
 def folder_of_digits(where: Path, images_per_class: int = 100) -> Path:

@@ -27,8 +27,8 @@ def _one_thread_and_a_fixed_seed():
 @pytest.fixture
 def compiled_on_a_cpu(monkeypatch):
     """Steps of stacks are compiled as on a GPU, with the compiler for a CPU."""
-    from alasso import kernels
-    from alasso.bench import lane_gradients, stack
+    from alasso.bench.stacking import lane_gradients, stack
+    from alasso.optim import _compile as kernels
 
     if kernels.no_compiler("cpu"):
         pytest.skip("there is no compiler")

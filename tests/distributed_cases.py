@@ -28,7 +28,7 @@ def launch(ranks, case, folder, *arguments):
     """Run ``case(rank, folder, *arguments)`` on so many real processes, over gloo; raise if one fails or hangs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "alasso.regularizers"]
+        ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "alasso.methods._classes"]
     )
     folder = Path(folder)
     meeting = folder / f"meeting_{case.__name__}_{ranks}"
@@ -223,7 +223,7 @@ def load_and_go_on(rank, folder, kind):
 
 def files_beside_a_checkpoint(rank, folder):
     """What the callback for Hugging Face's Trainer writes and reads: shards from all ranks, one file otherwise."""
-    from alasso.integrations import files
+    from alasso.integrations import _checkpoint as files
 
     for wrap in (fsdp, ddp):
         (place := folder / wrap.__name__).mkdir(exist_ok=True)

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import lane_gradients, lanes, loop, models, stack, train
-from alasso.bench.benchmarks import make_streams
-from alasso.bench.learners import Regularized
+from alasso.bench import models
+from alasso.bench._make_streams import make_streams
+from alasso.bench.learners.base import Regularized
+from alasso.bench.stacking import lane_gradients, lanes, stack
 from alasso.bench.streams import Stream
+from alasso.bench.training import run as train
+from alasso.bench.training import trainer as loop
 
 from helpers import StopAt
 

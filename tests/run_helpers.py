@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from alasso import cli
-from alasso.bench import train
+from alasso.bench.cli import main as cli
 from alasso.bench.config import RunConfig
+from alasso.bench.training import run as train
 
 SMALL = {"tasks": 3, "epochs": 2, "hidden": 16}
 

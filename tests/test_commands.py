@@ -12,11 +12,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from alasso import AlassoError, cli, saying
-from alasso.bench import arguments, atomic, checkpoint, learners, loop, models, results, runs, search, train
-from alasso.bench.benchmarks import make_stream
-from alasso.bench.catalog import BENCHMARKS, METHODS
+from alasso import AlassoError
+from alasso.bench import io as atomic
+from alasso.bench import models, results
+from alasso.bench._make_streams import make_stream
+from alasso.bench.cli import arguments
+from alasso.bench.cli import console as saying
+from alasso.bench.cli import main as cli
 from alasso.bench.config import RunConfig
+from alasso.bench.learners import base as learners
+from alasso.bench.registry import BENCHMARKS, METHODS
+from alasso.bench.training import checkpoint, search
+from alasso.bench.training import run as train
+from alasso.bench.training import sweep as runs
+from alasso.bench.training import trainer as loop
 from alasso.errors import DivergedError
 
 from helpers import StopAt

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from alasso.bench import results
+from alasso.bench.cli import report as commands
+from alasso.bench.report.aggregate import groups
+from alasso.bench.report.compare import columns_of, comparisons, difference
 from alasso.errors import AlassoError
-from alasso.report import commands
-from alasso.report.compare import columns_of, comparisons, difference
-from alasso.report.groups import groups
 from test_report import made_up
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from alasso import ALASSO, EWC, IMM, AlassoError, OnlineEWC
+from alasso.methods._classes import METHODS
 from alasso.methods.alasso import asymmetric_factors
+from alasso.methods.base import Surrogate, add_to_path_
 from alasso.methods.ewc import EWCSurrogate
-from alasso.methods.surrogate import Surrogate, add_to_path_
-from alasso.regularizers import METHODS
-from alasso.shell import Regularizer
+from alasso.regularizer import Regularizer
 
 from helpers import mlp, run, same, step, toy_tasks, weights
 
@@ -367,7 +367,7 @@ def all_subclasses(kind):
 
 
 def test_every_method_of_the_library_is_in_the_registry():
-    public = {kind for kind in all_subclasses(Regularizer) if kind.__module__ == "alasso.regularizers"}
+    public = {kind for kind in all_subclasses(Regularizer) if kind.__module__ == "alasso.methods._classes"}
     assert {kind for kind in public if not kind.__name__.startswith("_")} <= set(METHODS.values())
     surrogates = {kind for kind in all_subclasses(Surrogate) if kind.__module__.startswith("alasso.methods")}
     assert surrogates and surrogates <= {type(surrogate_of(make)) for make in METHODS.values()}

@@ -26,7 +26,8 @@ import pytest
 from PIL import Image
 
 from alasso.bench import data
-from alasso.bench.data import catalog, download, files, folder, tiny, unpack
+from alasso.bench.data import datasets as catalog
+from alasso.bench.data import download, files, folder, tiny, unpack
 from alasso.errors import AlassoError
 
 RANDOM = np.random.RandomState(7)

@@ -129,8 +129,8 @@ def test_every_equation_is_drawn_whole(docs_tools):
     mathml = docs_tools("equations").mathml
     as_markdown = docs_tools("docstrings").as_markdown
     sources = [METHOD]
-    for module in ("surrogate", "alasso", "si", "ewc", "mas", "imm", "vcl"):
-        found = importlib.import_module(f"alasso.methods.{module}")
+    for module in (*(f"methods.{name}" for name in ("base", "alasso", "si", "ewc", "mas", "imm")), "vcl"):
+        found = importlib.import_module(f"alasso.{module}")
         own = [value for value in vars(found).values() if getattr(value, "__module__", "") == found.__name__]
         sources += [as_markdown(value.__doc__) for value in (found, *own) if value.__doc__]
     equations = [latex for text in sources for latex in re.findall(r"\$\$\n(.*?)\n\$\$", text, re.S)]

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from alasso.report.groups import MEASURES
-from alasso.reproduce.computations import COMPUTATIONS
-from alasso.reproduce.document import Document
-from alasso.reproduce.evidence import Evidence
-from alasso.reproduce.study import Study
+from alasso.bench.report.aggregate import MEASURES
+from alasso.bench.reproduce.document import Document
+from alasso.bench.reproduce.evidence import Evidence
+from alasso.bench.reproduce.statistics import COMPUTATIONS
+from alasso.bench.reproduce.study import Study
 
 from run_helpers import in_process
 

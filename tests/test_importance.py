@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from alasso import EWC, IMM, OnlineEWC, importance_pass
+from alasso import EWC, IMM, OnlineEWC
 from alasso.errors import AlassoError
+from alasso.importance import _pass as importance_pass
 from alasso.importance import fisher, squared_output_norm
 
 Head = Callable[[Tensor], Tensor]

@@ -9,23 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import regularizers
-from alasso.bench import (
-    compiling,
-    data,
-    lane_batches,
-    lane_gradients,
-    lanes,
-    loop,
-    resizing,
-    results,
-    slots,
-    stack,
-    train,
-)
-from alasso.bench.benchmarks import make_stream, make_streams
+from alasso.bench import data, results
+from alasso.bench._make_streams import make_stream, make_streams
 from alasso.bench.config import RunConfig
+from alasso.bench.stacking import lane_batches, lane_gradients, lanes, resizing, slots, stack
 from alasso.bench.streams import Shelf, split
+from alasso.bench.training import compiling
+from alasso.bench.training import run as train
+from alasso.bench.training import trainer as loop
+from alasso.methods import _classes as regularizers
 
 from helpers import StopAt
 from lane_helpers import (

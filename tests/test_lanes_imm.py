@@ -6,10 +6,13 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from alasso.bench import lane_drops, lane_gradients, lanes, loop, models, slots, stack, train
-from alasso.bench.benchmarks import make_stream, make_streams
+from alasso.bench import models
+from alasso.bench._make_streams import make_stream, make_streams
 from alasso.bench.config import RunConfig
+from alasso.bench.stacking import lane_drops, lane_gradients, lanes, slots, stack
 from alasso.bench.streams import Stream
+from alasso.bench.training import run as train
+from alasso.bench.training import trainer as loop
 from alasso.errors import AlassoError
 from alasso.methods import imm
 

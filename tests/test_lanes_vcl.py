@@ -8,13 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from alasso.bench import compiling, lane_gradients, lanes, loop, slots, stack, train, variational
-from alasso.bench.benchmarks import make_stream, make_streams
+from alasso import vcl
+from alasso.bench._make_streams import make_stream, make_streams
 from alasso.bench.config import RunConfig
-from alasso.bench.progress import Observer
+from alasso.bench.learners import vcl as variational
+from alasso.bench.stacking import lane_gradients, lanes, slots, stack
 from alasso.bench.streams import Stream
+from alasso.bench.training import compiling
+from alasso.bench.training import run as train
+from alasso.bench.training import trainer as loop
+from alasso.bench.training.progress import Observer
 from alasso.errors import AlassoError, DivergedError
-from alasso.methods import gaussian_layers, vcl
+from alasso.vcl import layers as gaussian_layers
 
 from lane_helpers import (
     CPU,

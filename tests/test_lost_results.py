@@ -7,19 +7,25 @@ import pytest
 import torch
 from rich.console import Console
 
-from alasso.bench import lanes, learners, loop, results, runs, train
-from alasso.bench.benchmarks import make_streams
+from alasso.bench import results
+from alasso.bench._make_streams import make_streams
 from alasso.bench.config import RunConfig
-from alasso.bench.progress import Stopped
+from alasso.bench.learners import base as learners
+from alasso.bench.report.load import collect
+from alasso.bench.reproduce import counting, show, stopwatch, timing
+from alasso.bench.reproduce import execute as carrying
+from alasso.bench.reproduce.experiments import read_experiments
+from alasso.bench.reproduce.lost import Lost, LostStack, lost_stacks
+from alasso.bench.reproduce.plan import make_plan
+from alasso.bench.reproduce.study import Study
 from alasso.bench.results import Result, result_path
-from alasso.bench.taking import taken
+from alasso.bench.stacking import lanes
+from alasso.bench.training import run as train
+from alasso.bench.training import sweep as runs
+from alasso.bench.training import trainer as loop
+from alasso.bench.training.locks import taken
+from alasso.bench.training.progress import Stopped
 from alasso.errors import AlassoError, DivergedError
-from alasso.report.load import collect
-from alasso.reproduce import carrying, counting, show, stopwatch, timing
-from alasso.reproduce.experiments import read_experiments
-from alasso.reproduce.lost import Lost, LostStack, lost_stacks
-from alasso.reproduce.plan import make_plan
-from alasso.reproduce.study import Study
 
 from helpers import StopAt
 from lane_helpers import CPU, everything

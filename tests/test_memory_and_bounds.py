@@ -11,15 +11,21 @@ from rich.console import Console
 from torch import nn
 
 from alasso import AlassoError
-from alasso.bench import catalog, graphs, loop, models, references, runs, train
-from alasso.bench import memory as remembering
-from alasso.bench import search as searching
-from alasso.bench.bounds import MultiTask, even_mixture
+from alasso.bench import intransigence as references
+from alasso.bench import models
+from alasso.bench import registry as catalog
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
-from alasso.bench.learners import Learner, StepPlan
-from alasso.bench.memory import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
+from alasso.bench.learners import replay as remembering
+from alasso.bench.learners.base import Learner, StepPlan
+from alasso.bench.learners.replay import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
+from alasso.bench.learners.upper_bounds import MultiTask, even_mixture
 from alasso.bench.streams import Stream, Task, permuted, split
+from alasso.bench.training import cuda_graphs as graphs
+from alasso.bench.training import run as train
+from alasso.bench.training import search as searching
+from alasso.bench.training import sweep as runs
+from alasso.bench.training import trainer as loop
 
 CPU = torch.device("cpu")
 

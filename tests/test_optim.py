@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import alasso
-from alasso import ALASSO, EWC, MAS, SI, AlassoError, kernels, straight
-from alasso.engines import AdamEngine, AdamRule, adam_scales, adam_settings, engine_for
-from alasso.onepass import fold
+from alasso import ALASSO, EWC, MAS, SI, AlassoError
+from alasso.optim import _compile as kernels
+from alasso.optim import _straight as straight
+from alasso.optim._engines import AdamEngine, AdamRule, adam_scales, adam_settings, engine_for
+from alasso.optim._fused_step import fold
 from test_hooks_against_reference import METHODS, importance_of, side_by_side, tasks
 
 from helpers import mlp, run, same, toy_tasks, weights
@@ -251,7 +253,7 @@ def test_state_goes_to_torchs_optimizer_and_back_in_the_middle_of_a_task(everyth
     straight = mlp(6, 12, 4)
     changed = copy.deepcopy(straight)
     whole = ALASSO(straight, c=5.0)
-    straight_optimizer = alasso.optim.__dict__[name](straight.parameters(), regularizer=whole, **options)
+    straight_optimizer = getattr(alasso.optim, name)(straight.parameters(), regularizer=whole, **options)
 
     before = getattr(modules[first], name)(changed.parameters(), **options)
     reg = ALASSO(changed, c=5.0).attach(before)

@@ -12,12 +12,12 @@ from rich.console import Console
 from torch import nn
 
 from alasso.bench import results
+from alasso.bench.cli import report as commands
+from alasso.bench.probe.findings import Measured, Plan, read
+from alasso.bench.probe.measure import random_weights, task_loss
+from alasso.bench.probe.progress import ShownProgress
+from alasso.bench.probe.weight_lines import Weight, losses, losses_one_by_one
 from alasso.errors import AlassoError
-from alasso.report import commands
-from alasso.report.probe import random_weights, task_loss
-from alasso.report.probe_findings import Measured, Plan, read
-from alasso.report.probe_progress import ShownProgress
-from alasso.report.sides import Weight, losses, losses_one_by_one
 from test_report import made_up
 
 
@@ -36,7 +36,7 @@ def networks():
 
 @pytest.mark.parametrize("name", networks())
 def test_batched_losses_equal_the_slow_and_obvious_loop(name, monkeypatch):
-    monkeypatch.setattr("alasso.report.sides.CHUNK", 300)  # several chunks, the last one smaller
+    monkeypatch.setattr("alasso.bench.probe.weight_lines.CHUNK", 300)  # several chunks, the last one smaller
     shape, model = networks()[name]
     model = model.double().eval()
     x, y = torch.randn(9, *shape, dtype=torch.float64), torch.randint(1, 4, (9,))
@@ -99,7 +99,7 @@ def test_surrogates_are_quadratics_with_the_springs_of_their_sides():
 
 def test_a_sample_without_any_effect_has_no_figure(tmp_path):
     pytest.importorskip("matplotlib", reason="the report extra is not installed")
-    from alasso.report.probe_figures import sides
+    from alasso.bench.probe.figures import sides
 
     assert sides(measured([[1.0, 1.0, 1.0]])) is None
 
@@ -134,7 +134,7 @@ def test_a_probe_does_not_write_over_that_of_another_run(tmp_path):
 
 def test_without_matplotlib_nothing_is_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("alasso.report.probe.probe_first_task", None)  # not called
+    monkeypatch.setattr("alasso.bench.probe.measure.probe_first_task", None)  # not called
     path = results.write(made_up("sgd", tasks=2, epochs=1, hidden=20), tmp_path)
     with pytest.raises(AlassoError, match="figures need matplotlib: pip install"):
         commands.probe(path, out=tmp_path / "probe", device="cpu")
@@ -167,7 +167,7 @@ def test_ctrl_c_says_that_nothing_was_saved(tmp_path, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("alasso.report.probe.probe_first_task", interrupted)
+    monkeypatch.setattr("alasso.bench.probe.measure.probe_first_task", interrupted)
     path = results.write(made_up("sgd", tasks=2), tmp_path)
     with pytest.raises(typer.Exit) as ended:
         commands.probe(path, out=tmp_path / "probe", device="cpu")
@@ -180,7 +180,7 @@ def test_a_folder_is_no_result(tmp_path):
 
 
 def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
-    monkeypatch.setattr("alasso.report.probe_progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("alasso.bench.probe.progress.SECONDS_BETWEEN_LINES", -1.0)
     lines = []
     progress = ShownProgress(Console(file=io.StringIO()), lines.append)
     for done in (1, 2):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from alasso import AlassoError
-from alasso.bench import data, train
+from alasso.bench import data
 from alasso.bench.config import RunConfig
+from alasso.bench.training import run as train
 
 pytestmark = pytest.mark.slow
 

@@ -15,16 +15,19 @@ from html import unescape
 import numpy as np
 import pytest
 
-from alasso.bench import divergence, metrics, results
+from alasso.bench import metrics, results
+from alasso.bench.cli import report as commands
 from alasso.bench.config import RunConfig
+from alasso.bench.probe.findings import Measured, Plan
+from alasso.bench.probe.findings import read as read_probe
+from alasso.bench.report import aggregate as groups
+from alasso.bench.report import live, page
+from alasso.bench.report.load import Collected, collect
+from alasso.bench.report.sections import sections
+from alasso.bench.report.style import LOOKS, VARIANT_LOOKS
 from alasso.bench.results import Result
+from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
-from alasso.report import commands, groups, live, page
-from alasso.report.load import Collected, collect
-from alasso.report.names import LOOKS, VARIANT_LOOKS
-from alasso.report.probe_findings import Measured, Plan
-from alasso.report.probe_findings import read as read_probe
-from alasso.report.sections import sections
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 pytest.importorskip("bokeh", reason="the report extra is not installed")
@@ -217,7 +220,7 @@ def test_labels_cut_to_the_same_text_are_told_apart_by_their_hash():
 
 
 def test_a_sweep_is_shown_whole_at_first_and_in_colours_of_its_own():
-    from alasso.report.drawing import group_look
+    from alasso.bench.report.drawing import group_look
 
     sweep = [made_up(a=a) for a in (0.8, 1.0, 1.8, 2.0, 3.0, 4.0, 5.0)]
     (section,) = sections(sweep)
@@ -242,7 +245,7 @@ def several_settings():
 
 
 def test_further_settings_of_a_method_have_looks_of_their_own_and_the_main_one_is_strongest():
-    from alasso.report.drawing import group_look, pen
+    from alasso.bench.report.drawing import group_look, pen
 
     (section,) = sections(several_settings())
     looks = {section.label(group): group_look(section, group) for group in section.groups}
@@ -264,7 +267,7 @@ def test_further_settings_of_a_method_have_looks_of_their_own_and_the_main_one_i
 
 
 def test_each_name_in_a_figure_stands_behind_a_piece_of_its_line():
-    from alasso.report import figures
+    from alasso.bench.report import figures
 
     figure = figures.mean_accuracy(several_settings())
     lines = figure.axes[0].lines
@@ -286,7 +289,7 @@ def test_further_settings_are_told_apart_on_the_page():
 
 
 def test_the_legend_of_bars_is_within_the_figure():
-    from alasso.report import figures
+    from alasso.bench.report import figures
 
     figure = figures.task_bars(several_settings())
     figure.canvas.draw()
@@ -296,7 +299,7 @@ def test_the_legend_of_bars_is_within_the_figure():
 
 
 def test_bars_say_which_runs_they_leave_out():
-    from alasso.report import figures
+    from alasso.bench.report import figures
 
     few = [made_up(method) for method in ("alasso", "si", "ewc")]
     more = [*few, made_up("mas"), made_up("sgd")]
@@ -313,8 +316,8 @@ def test_bars_say_which_runs_they_leave_out():
 
 
 def test_what_is_compared_is_drawn_over_the_seeds_that_both_have():
-    from alasso.report import figures
-    from alasso.report.sections import one_section
+    from alasso.bench.report import figures
+    from alasso.bench.report.sections import one_section
 
     coupled = {"a_prime": 1.8, "epsilon_prime": 1e-6}
     both = [*(made_up("alasso", seed=seed) for seed in range(5)), made_up("alasso", seed=1, **coupled)]
@@ -339,7 +342,7 @@ def test_of_a_long_sweep_lines_from_end_to_end_are_shown_at_first():
 
 
 def test_decoupling_is_shown_between_runs_that_equal_each_other_in_all_else():
-    from alasso.report.figures import decoupling_groups
+    from alasso.bench.report.figures import decoupling_groups
 
     coupled = {"a_prime": 1.8, "c_prime": 1.0, "epsilon_prime": 1e-6}
     runs = [made_up(c=3.0), made_up(c=1.0), made_up(c=1.0, **coupled)]
@@ -368,7 +371,7 @@ def test_the_chart_of_decoupling_has_a_key_of_its_own_with_the_looks_of_the_lege
 
 
 def test_a_sweep_among_methods_leaves_none_of_them_out_and_says_how_much_it_shows():
-    from alasso.report import figures
+    from alasso.bench.report import figures
 
     methods = ("sgd", "si", "ewc", "mas", "single-task")
     found = [*map(made_up, methods), *(made_up(a=1.0 + 0.1 * step) for step in range(20))]
@@ -512,7 +515,7 @@ def test_intransigence_is_filled_in_from_a_single_task_run():
 
 
 def test_every_figure_in_three_formats_and_a_line_for_those_left_out(tmp_path):
-    from alasso.report.figure_files import write_figures
+    from alasso.bench.report.figure_files import write_figures
 
     written, absent = write_figures(several(), tmp_path)
     names = {path.name for path in written}
@@ -524,8 +527,8 @@ def test_every_figure_in_three_formats_and_a_line_for_those_left_out(tmp_path):
 
 
 def test_a_figure_drawn_again_is_the_same_file(tmp_path):
-    from alasso.report.figure_files import save
-    from alasso.report.figures import mean_accuracy
+    from alasso.bench.report.figure_files import save
+    from alasso.bench.report.figures import mean_accuracy
 
     first = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "1", "x")]
     second = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "2", "x")]
@@ -533,7 +536,7 @@ def test_a_figure_drawn_again_is_the_same_file(tmp_path):
 
 
 def test_the_symmetric_surrogate_stands_for_a_equal_to_one():
-    from alasso.report.figure_tables import sensitivity_rows
+    from alasso.bench.report.figure_tables import sensitivity_rows
 
     accurate = made_up(a=1.0, epsilon=0.0)
     (row,) = sensitivity_rows([made_up(), accurate, made_up(epsilon=0.0, fading=0.15)]).values()
@@ -544,7 +547,7 @@ def test_the_symmetric_surrogate_stands_for_a_equal_to_one():
 
 @pytest.mark.parametrize("tasks", range(2, 101))
 def test_tasks_are_marked_by_whole_numbers_the_first_and_the_last_among_them(tasks):
-    from alasso.report.drawing import tick_places
+    from alasso.bench.report.drawing import tick_places
 
     places = tick_places(tasks)
     assert all(isinstance(place, int) for place in places)
@@ -554,8 +557,8 @@ def test_tasks_are_marked_by_whole_numbers_the_first_and_the_last_among_them(tas
 
 @pytest.mark.parametrize("tasks", [2, 3, 10, 11, 15, 23, 30, 55, 95, 96, 100])
 def test_the_numbers_along_a_matrix_do_not_touch(tasks):
-    from alasso.report.drawing import style
-    from alasso.report.figures import accuracy_matrix
+    from alasso.bench.report.drawing import style
+    from alasso.bench.report.figures import accuracy_matrix
 
     figure = accuracy_matrix(made_up(tasks=tasks, fading=0.5 / tasks))
     with style():
@@ -569,8 +572,8 @@ def test_the_numbers_along_a_matrix_do_not_touch(tasks):
 
 @pytest.mark.parametrize("tasks", [2, 3, 10, 30, 100])
 def test_both_axes_of_the_pages_matrix_have_whole_numbers(tasks):
-    from alasso.report.charts import matrix_chart
-    from alasso.report.drawing import tick_places
+    from alasso.bench.report.charts import matrix_chart
+    from alasso.bench.report.drawing import tick_places
 
     (section,) = sections([made_up(tasks=tasks, fading=0.5 / tasks)])
     chart = matrix_chart(section, section.groups[0])
@@ -578,14 +581,14 @@ def test_both_axes_of_the_pages_matrix_have_whole_numbers(tasks):
 
 
 def test_bars_of_a_sweep_are_of_all_its_settings():
-    from alasso.report.figures import bar_groups
+    from alasso.bench.report.figures import bar_groups
 
     (section,) = sections([made_up(a=a) for a in (1.0, 2.0, 3.0)])
     assert bar_groups(section) == list(section.groups)
 
 
 def test_the_main_figure_shows_the_mean_over_seeds():
-    from alasso.report.figures import mean_accuracy
+    from alasso.bench.report.figures import mean_accuracy
 
     figure = mean_accuracy([made_up("si", 0), made_up("si", 1)])
     (line,) = [line for line in figure.axes[0].lines if line.get_label() != "_sample"]
@@ -594,14 +597,14 @@ def test_the_main_figure_shows_the_mean_over_seeds():
 
 
 def test_figures_refuse_results_that_do_not_go_together():
-    from alasso.report.figures import mean_accuracy
+    from alasso.bench.report.figures import mean_accuracy
 
     with pytest.raises(AlassoError, match="one benchmark with one number of tasks"):
         mean_accuracy([made_up(), made_up(tasks=4)])
 
 
 def test_one_task_one_seed_and_a_dollar_sign_can_be_drawn(tmp_path):
-    from alasso.report.figure_files import write_figures
+    from alasso.bench.report.figure_files import write_figures
 
     found = [made_up(tasks=1), made_up("si", tasks=1), made_up("si", tasks=1, model="$x_{")]
     written, _ = write_figures(found, tmp_path)
@@ -650,7 +653,7 @@ LOG = """seconds,task,epoch,loss,penalty,learned,mean_accuracy
 
 
 def test_running_logs_of_one_method_are_told_apart():
-    from alasso.report.live import Progress, told_apart
+    from alasso.bench.report.live import Progress, told_apart
 
     found = told_apart([Progress(f"SI, seed {seed}", LOOKS["si"], "si") for seed in range(4)])
     assert len({(one.look.light, one.look.dashes) for one in found}) == 4 and found[0].look == LOOKS["si"]
@@ -670,7 +673,7 @@ def test_logs_are_read_as_far_as_they_are_written_and_repeats_replaced(tmp_path)
 
 @pytest.fixture
 def server(folder):
-    from alasso.report.watch import Server
+    from alasso.bench.report.watch import Server
 
     with Server(folder, 0) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
@@ -716,7 +719,7 @@ def test_only_this_machine_is_answered(server):
 
 def test_ctrl_c_ends_the_server_cleanly(folder):
     code = (
-        "import sys; from pathlib import Path; from alasso.report.watch import serve\n"
+        "import sys; from pathlib import Path; from alasso.bench.report.watch import serve\n"
         "serve(Path(sys.argv[1]), 0, lambda line: print(line, flush=True))"
     )
     command = [sys.executable, "-c", code, str(folder)]
@@ -731,7 +734,7 @@ def test_ctrl_c_ends_the_server_cleanly(folder):
 
 
 def test_a_port_in_use_is_one_clear_sentence(server, folder):
-    from alasso.report.watch import Server
+    from alasso.bench.report.watch import Server
 
     with pytest.raises(AlassoError, match="choose another with --port"):
         Server(folder, server.server_port)
@@ -789,7 +792,7 @@ def test_a_folder_without_results_is_one_clear_sentence(tmp_path):
 def test_without_the_extra_the_advice_is_one_sentence():
     code = (
         "import sys; sys.modules['bokeh'] = sys.modules['matplotlib'] = None\n"
-        "from alasso.report import charts, drawing, commands\n"
+        "from alasso.bench.report import charts, drawing; from alasso.bench.cli import report\n"
         "from alasso.errors import AlassoError\n"
         "for ask in (charts.bokeh, drawing.matplotlib):\n"
         "    try: ask()\n"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from alasso.bench import metrics, results
-from alasso.report import page
-from alasso.report.load import Collected, collect
-from alasso.report.sections import sections
+from alasso.bench.report import page
+from alasso.bench.report.load import Collected, collect
+from alasso.bench.report.sections import sections
 from test_report import HOSTILE, LOG, made_up, several
 
 pytest.importorskip("bokeh", reason="the report extra is not installed")
@@ -230,7 +230,7 @@ def test_hostile_strings_do_nothing(opened):
 def test_the_served_page_fills_in_a_run_that_goes_on(browser, tmp_path):
     import threading
 
-    from alasso.report.watch import Server
+    from alasso.bench.report.watch import Server
 
     log = tmp_path / "permuted-digits_si_0123456789_s2.csv"
     log.write_text(LOG[: LOG.rindex("\n") + 1])

@@ -13,13 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from alasso import AlassoError, cli
-from alasso.bench import divergence, learners, metrics, results
-from alasso.bench.catalog import METHODS
+from alasso import AlassoError
+from alasso.bench import metrics, results
+from alasso.bench.cli import main as cli
+from alasso.bench.cli import reproduce as commands
 from alasso.bench.config import RunConfig
-from alasso.bench.results import Result, result_path
-from alasso.reproduce import carrying, claims, commands, counting, show, stopwatch, timing
-from alasso.reproduce.claims import (
+from alasso.bench.learners import base as learners
+from alasso.bench.registry import METHODS
+from alasso.bench.reproduce import claims, counting, show, stopwatch, timing
+from alasso.bench.reproduce import execute as carrying
+from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
     NOT_COMPUTABLE,
@@ -29,13 +32,15 @@ from alasso.reproduce.claims import (
     judge,
     read_claims,
 )
-from alasso.reproduce.computations import COMPUTATIONS, Finding
-from alasso.reproduce.document import QUICK_TEMPLATE, Document, template_of
-from alasso.reproduce.evidence import Evidence, NotRun
-from alasso.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
-from alasso.reproduce.parts import PARTS_FILE, note_part, read_parts
-from alasso.reproduce.plan import make_plan, probe_path, whole_parts
-from alasso.reproduce.study import Places, Study
+from alasso.bench.reproduce.document import QUICK_TEMPLATE, Document, template_of
+from alasso.bench.reproduce.evidence import Evidence, NotRun
+from alasso.bench.reproduce.experiments import PAPER, Experiment, chosen, read_experiment, read_experiments
+from alasso.bench.reproduce.parts import PARTS_FILE, note_part, read_parts
+from alasso.bench.reproduce.plan import make_plan, probe_path, whole_parts
+from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding
+from alasso.bench.reproduce.study import Places, Study
+from alasso.bench.results import Result, result_path
+from alasso.bench.training import diverged as divergence
 
 SMALL = {"tasks": 3, "epochs": 1, "hidden": 8}
 
@@ -958,8 +963,8 @@ def test_an_answer_is_measured_after_the_first_one_and_for_one_example(monkeypat
     ],
 )
 def test_steps_and_answers_are_counted_as_a_run_makes_them(method, settings, monkeypatch):
-    from alasso.bench import train
-    from alasso.bench.learners import Learner
+    from alasso.bench.learners.base import Learner
+    from alasso.bench.training import run as train
 
     made = {"steps": 0, "answers": 0}
     descend, right_answers = Learner.descend, Learner.right_answers
@@ -1016,8 +1021,8 @@ def test_an_estimate_says_what_of_it_is_measured():
 
 
 def test_the_weights_of_a_probe_are_timed_by_a_few_of_them_moved_to_few_places(monkeypatch):
-    from alasso.report import probe as measurement
-    from alasso.report import sides
+    from alasso.bench.probe import measure as measurement
+    from alasso.bench.probe import weight_lines as sides
 
     assert measurement.losses is sides.losses  # imported before it is replaced
     clock, moved = [0.0], []
@@ -1455,7 +1460,7 @@ def test_judging_needs_neither_torch_nor_the_charts(tmp_path):
     results.write(result(experiments["cifar"].config("alasso"), 0.7), tmp_path / "results")
     probe_file(experiments["probe"], tmp_path / "results")
     script = (
-        "import sys, alasso.cli as cli; sys.argv = ['alasso', 'reproduce', '--judge', '--quiet']\n"
+        "import sys, alasso.bench.cli.main as cli; sys.argv = ['alasso', 'reproduce', '--judge', '--quiet']\n"
         "try: cli.main()\nexcept SystemExit as end: print('code', end.code)\n"
         "print('loaded', *sys.modules)"
     )
@@ -1470,7 +1475,7 @@ def test_a_plan_for_a_cpu_whose_speed_is_known_needs_no_torch(folder, tmp_path):
     note_part(tmp_path / "out", "permuted-digits, 3 tasks", results.cpu_name(), [config], 4.0)
     words = ["reproduce", "--plan", "--device", "cpu", "--study", str(folder), "--out", "out", "--only", "small"]
     script = (
-        f"import sys, alasso.cli as cli; sys.argv = ['alasso', *{words!r}]\n"
+        f"import sys, alasso.bench.cli.main as cli; sys.argv = ['alasso', *{words!r}]\n"
         "try: cli.main()\nexcept SystemExit as end: print('code', end.code)\n"
         "print('loaded', *sys.modules)"
     )
@@ -1480,7 +1485,7 @@ def test_a_plan_for_a_cpu_whose_speed_is_known_needs_no_torch(folder, tmp_path):
 
 
 def test_on_a_cpu_a_few_plain_steps_are_measured_and_nothing_is_compiled(monkeypatch):
-    from alasso.bench import train
+    from alasso.bench.training import run as train
 
     begun = []
 

@@ -20,33 +20,28 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from alasso import AlassoError, cli
-from alasso.bench import (
-    atomic,
-    catalog,
-    checkpoint,
-    divergence,
-    learners,
-    loop,
-    losses,
-    models,
-    naming,
-    progress,
-    results,
-    runs,
-    search,
-    taking,
-    train,
-)
-from alasso.bench.benchmarks import left_over, make_stream
-from alasso.bench.catalog import BENCHMARKS, METHODS
+from alasso import AlassoError
+from alasso.bench import io as atomic
+from alasso.bench import labels as naming
+from alasso.bench import models, results
+from alasso.bench import registry as catalog
+from alasso.bench._make_streams import left_over, make_stream
+from alasso.bench.cli import main as cli
 from alasso.bench.config import RunConfig, from_toml
-from alasso.bench.methods import LEARNERS
-from alasso.bench.progress import CsvLog, Quiet
+from alasso.bench.learners import LEARNERS, losses
+from alasso.bench.learners import base as learners
+from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.streams import Stream, fingerprint, with_edition
-from alasso.bench.waypoints import on_the_way
+from alasso.bench.training import checkpoint, progress, search
+from alasso.bench.training import diverged as divergence
+from alasso.bench.training import locks as taking
+from alasso.bench.training import run as train
+from alasso.bench.training import sweep as runs
+from alasso.bench.training import trainer as loop
+from alasso.bench.training.progress import CsvLog, Quiet
+from alasso.bench.training.waypoints import on_the_way
 from alasso.errors import DivergedError
-from alasso.regularizers import ALASSO, EWC, MAS, SI, OnlineEWC
+from alasso.methods._classes import ALASSO, EWC, MAS, SI, OnlineEWC
 
 from helpers import StopAt
 from run_helpers import SMALL, SMALL_FLAGS, finished, in_process, small
@@ -387,7 +382,7 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from alasso.bench.config import RunConfig
-from alasso.bench import train
+from alasso.bench.training import run as train
 
 config = RunConfig.for_benchmark("permuted-digits", "alasso", tasks=4, epochs=25, hidden=16)
 out, kills = Path(sys.argv[1]), 0
@@ -487,7 +482,7 @@ def test_a_run_is_one_process_s_at_a_time(tmp_path, monkeypatch):
 
 
 def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
-    held = "import sys, time; from pathlib import Path; from alasso.bench.taking import taken\n"
+    held = "import sys, time; from pathlib import Path; from alasso.bench.training.locks import taken\n"
     held += "with taken(Path(sys.argv[1]), ['x']): print('held', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with process:
@@ -935,8 +930,8 @@ def test_a_checkpoint_beside_a_result_does_not_stand_in_the_way(tmp_path, monkey
 
 
 def test_help_does_not_wait_for_torch():
-    script = "import sys; sys.argv = ['alasso', '--help']\nimport alasso.cli\n"
-    script += "try: alasso.cli.main()\nexcept SystemExit: pass\n"
+    script = "import sys; sys.argv = ['alasso', '--help']\nimport alasso.bench.cli.main\n"
+    script += "try: alasso.bench.cli.main.main()\nexcept SystemExit: pass\n"
     script += "assert not {'torch', 'sklearn', 'numpy', 'matplotlib'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 

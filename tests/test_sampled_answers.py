@@ -6,11 +6,15 @@ import math
 import pytest
 import torch
 
-from alasso.bench import compiling, models, sampled_answers, train, variational
-from alasso.bench.benchmarks import make_stream
+from alasso import vcl
+from alasso.bench import models
+from alasso.bench._make_streams import make_stream
 from alasso.bench.config import RunConfig
-from alasso.bench.sampled_answers import SampledAnswers
-from alasso.methods import vcl
+from alasso.bench.learners import vcl as variational
+from alasso.bench.learners import vcl_predict as sampled_answers
+from alasso.bench.learners.vcl_predict import SampledAnswers
+from alasso.bench.training import compiling
+from alasso.bench.training import run as train
 
 from lane_helpers import on_gpu
 

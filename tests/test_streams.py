@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from alasso import AlassoError
 from alasso.bench import data, models
-from alasso.bench.benchmarks import inputs_and_classes, make_stream
+from alasso.bench._make_streams import inputs_and_classes, make_stream
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.streams import Stream, permuted, split, with_validation

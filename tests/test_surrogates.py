@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from alasso import AlassoError
 from alasso.methods.alasso import NO_PAST, AlassoState, AlassoSurrogate
+from alasso.methods.base import AnchorState, PathState, add_to_path_
 from alasso.methods.ewc import EWCState, EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.mas import MASSurrogate
 from alasso.methods.si import SISurrogate
-from alasso.methods.surrogate import AnchorState, PathState, add_to_path_
 
 
 def tensor(*values):

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from alasso import AlassoError
-from alasso.coresets import k_center_coreset, random_coreset
-from alasso.methods import vcl
-from alasso.methods.gaussian_layers import BayesConv1d, BayesConv2d, BayesLinear, at_the_means, bayes_layers
-from alasso.methods.vcl import convert, kl, kl_gaussians, negative_elbo, predict, update_prior
+from alasso import AlassoError, vcl
+from alasso.vcl import convert, kl, kl_gaussians, negative_elbo, predict, update_prior
+from alasso.vcl.coresets import k_center_coreset, random_coreset
+from alasso.vcl.layers import BayesConv1d, BayesConv2d, BayesLinear, at_the_means, bayes_layers
 
 from helpers import mlp, toy_tasks
 

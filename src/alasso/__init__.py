@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from alasso import optim
     from alasso.errors import AlassoError
-    from alasso.regularizers import ALASSO, EWC, IMM, MAS, SI, OnlineEWC
+    from alasso.methods._classes import ALASSO, EWC, IMM, MAS, SI, OnlineEWC
 
 __version__ = "0.1.0"
 __all__ = ["ALASSO", "EWC", "IMM", "MAS", "SI", "AlassoError", "OnlineEWC", "__version__", "optim"]
 
-_HOME = {name: "alasso.regularizers" for name in __all__ if name not in ("AlassoError", "__version__", "optim")}
+_HOME = {name: "alasso.methods._classes" for name in __all__ if name not in ("AlassoError", "__version__", "optim")}
 _HOME["AlassoError"] = "alasso.errors"
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alasso.bench.catalog import BENCHMARKS, METHODS, OWN, OWN_STREAM
+from alasso.bench.registry import BENCHMARKS, METHODS, OWN, OWN_STREAM
 from alasso.errors import AlassoError
 
 OPTIMIZERS = ("adam", "sgd")

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from alasso._wording import count_of
 from alasso.errors import AlassoError
-from alasso.wording import count_of
 
 Rows = Sequence[Sequence[float]]
 Matrix = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from alasso.errors import AlassoError
-from alasso.kernels import first_line
+from alasso.optim._compile import first_line
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 

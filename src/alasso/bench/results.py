@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import alasso
+from alasso._wording import count_of
 from alasso.bench import metrics
-from alasso.bench.atomic import write_whole
 from alasso.bench.config import RunConfig
+from alasso.bench.io import write_whole
 from alasso.errors import AlassoError
-from alasso.wording import count_of
 
 SCHEMA = 1
 

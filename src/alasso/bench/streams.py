@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from alasso._wording import count_of
 from alasso.bench.data import ImageSet
-from alasso.bench.editions import OWN_DATA
+from alasso.bench.data.version import OWN_DATA
 from alasso.errors import AlassoError
-from alasso.wording import count_of
 
 Pair = tuple[Any, Any]
 

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from alasso._wording import to_install
 from alasso.errors import AlassoError
-from alasso.integrations import files
-from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
-from alasso.shell import Head, Loader, Regularizer
-from alasso.wording import to_install
+from alasso.integrations import _checkpoint as files
+from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
+from alasso.regularizer import Head, Loader, Regularizer
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from alasso.integrations.tasks import EndOfTask, HasRegularizer, Make, TaskKeeper
-from alasso.shell import Head, Loader, Regularizer
-from alasso.wording import to_install
+from alasso._wording import to_install
+from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
+from alasso.regularizer import Head, Loader, Regularizer
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from alasso._wording import to_install
 from alasso.errors import AlassoError
-from alasso.regularizers import IMM
-from alasso.shell import Regularizer
-from alasso.wording import to_install
+from alasso.methods._classes import IMM
+from alasso.regularizer import Regularizer
 
 try:
     from peft.tuners.lora import LoraLayer

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from alasso.errors import AlassoError
+from alasso.methods.base import Surrogate, check_non_negative, two_sided_spring
 from alasso.methods.si import accumulated_omega, ratio_or
-from alasso.methods.surrogate import Surrogate, check_non_negative, two_sided_spring
 
 OmegaRule = Literal["accurate", "si"]
 Unmoved = Literal["unobserved", "moved_right", "sign_of_omega"]

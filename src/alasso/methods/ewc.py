@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from alasso.errors import AlassoError
-from alasso.methods.surrogate import AnchorState, Surrogate, check_non_negative, require_importance
+from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance
 
 
 class EWCState(NamedTuple):

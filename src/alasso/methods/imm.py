@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.surrogate import Surrogate, check_non_negative, require_importance
+from alasso.methods.base import Surrogate, check_non_negative, require_importance
 
 Merge = Literal["mean", "mode"]
 Transfer = Literal["weight", "l2", "drop", "l2-drop"]

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from alasso.methods.surrogate import AnchorState, Surrogate, check_non_negative, require_importance
+from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from alasso.methods.surrogate import PathState, Surrogate, check_non_negative
+from alasso.methods.base import PathState, Surrogate, check_non_negative
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Nothing is taken on trust: every file's content is compared with the hash of the
 it is read, whether this package downloaded it or somebody laid it out by hand.
 """
 
-from alasso.bench.data.catalog import CATALOG, Archive, DataFile, DataSet, data_set
+from alasso.bench.data.datasets import CATALOG, Archive, DataFile, DataSet, data_set
 from alasso.bench.data.download import fetch
 from alasso.bench.data.files import FileReport, data_root, where
 from alasso.bench.data.folder import folder_classes, folder_edition, load_folder

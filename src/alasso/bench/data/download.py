@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alasso.bench.data.catalog import OFFICIAL, Archive, DataFile, DataSet, data_set
+from alasso.bench.data.datasets import OFFICIAL, Archive, DataFile, DataSet, data_set
 from alasso.bench.data.files import (
     data_root,
     disk_errors,

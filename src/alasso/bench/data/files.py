@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from alasso.bench.data.catalog import OFFICIAL, DataFile, DataSet, data_set
+from alasso.bench.data.datasets import OFFICIAL, DataFile, DataSet, data_set
 from alasso.errors import AlassoError
 
 MARKER = ".alasso.json"

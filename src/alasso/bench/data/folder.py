@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from alasso._wording import count_of
 from alasso.bench.data.images import (
     ImageSet,
     Labels,
@@ -18,7 +19,6 @@ from alasso.bench.data.images import (
     to_rgb,
 )
 from alasso.errors import AlassoError
-from alasso.wording import count_of
 
 _TEST_SHARE = 0.2
 _SPLIT_SEED = 0

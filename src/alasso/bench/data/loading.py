@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alasso.bench.data.catalog import DataSet, data_set
+from alasso.bench.data.datasets import DataSet, data_set
 from alasso.bench.data.files import FileReport, disk_errors, inspect, refusal, settle_edition, shorten, where
 from alasso.bench.data.images import ImageSet, Labels, Pixels, resized
 from alasso.bench.data.tiny import check_folder, load_tiny

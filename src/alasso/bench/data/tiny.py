@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alasso.bench.data.catalog import OFFICIAL, UNVERIFIED, DataSet
+from alasso.bench.data.datasets import OFFICIAL, UNVERIFIED, DataSet
 from alasso.bench.data.files import (
     FileReport,
     marked_digest,

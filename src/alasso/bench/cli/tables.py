@@ -1,0 +1,70 @@
+"""The table at the end of several runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from alasso._wording import count_of
+from alasso.bench.intransigence import with_intransigence
+from alasso.bench.labels import value_of, varying_settings
+from alasso.bench.results import Result
+
+CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence (needs a single-task run)."
+DETAILS_CAPTION = " first task: its accuracy at the end. std: of the accuracies over tasks."
+SEEDS_CAPTION = " ±: standard deviation over seeds."
+
+
+def table(found: Sequence[Result], width: int = 120, varying: Sequence[str] | None = None) -> Table:
+    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters.
+
+    ``varying``: settings that have a column; if it is not said, those in which the rows of a method differ.
+    """
+    groups: dict[str, list[Result]] = {}
+    for result in found:
+        groups.setdefault(result.config.hash + result.config.method, []).append(result)
+    if varying is None:
+        varying = varying_settings([group[0].config for group in groups.values()])
+    details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
+    caption = CAPTION + DETAILS_CAPTION * (len(details) > 1) + SEEDS_CAPTION * (len(found) > len(groups))
+    shown = Table(
+        title=in_common(found), title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD
+    )
+    shown.add_column("method", no_wrap=True)
+    for name in (*varying, "A", "F", "I", *details, "seeds"):
+        shown.add_column(name, justify="right")
+    for group in groups.values():
+        with_reference = [with_intransigence(result, found) for result in group]
+        columns = {
+            "first task": spread([r.accuracy[-1][0] for r in group]),
+            "std": spread([r.metrics["std"] for r in group]),
+            "seconds": f"{statistics.fmean(r.seconds for r in group):.1f}",
+        }
+        shown.add_row(
+            group[0].config.method,
+            *(str(value_of(group[0].config, name)) for name in varying),
+            spread([r.metrics["A"] for r in group]),
+            spread([r.metrics["F"] for r in group]),
+            spread([r.metrics["I"] for r in with_reference]),
+            *(columns[name] for name in details),
+            str(len(group)),
+        )
+    return shown
+
+
+def in_common(found: Sequence[Result]) -> str:
+    """The benchmark, and how many tasks and epochs all of these have, unless they differ in it."""
+    counts = {"task": {len(r.accuracy) for r in found}, "epoch": {r.config.epochs for r in found}}
+    shared = [count_of(same.pop(), thing) for thing, same in counts.items() if len(same) == 1]
+    return ", ".join([found[0].config.benchmark, *shared])
+
+
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = f"{statistics.fmean(known):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean

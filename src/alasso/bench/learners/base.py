@@ -1,0 +1,351 @@
+"""What the methods do differently in the one training loop: a learner takes a step, ends a task, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from alasso.bench.config import RunConfig
+from alasso.bench.learners.losses import mean_cross_entropy
+from alasso.bench.learners.replay import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
+from alasso.bench.streams import Examples, Stream, Task
+from alasso.errors import DivergedError
+from alasso.methods import _classes as regularizers
+from alasso.methods.imm import DropTransfer
+from alasso.regularizer import Regularizer
+
+EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
+ASSESSED_AT_ONCE = 2**21  # input values of a GPU's pass over a task at its end, else bound by launches
+MOST_ASSESSED_AT_ONCE = 2**13  # examples: few input values may have many activations behind them
+
+
+class StepPlan(NamedTuple):
+    """Which examples one step is made on."""
+
+    own: Tensor  # indices into the running task's training examples
+    others: Tensor | None = None  # pairs (task, example): rehearsed, or all of a mixed batch
+
+
+class Learner:
+    """Plain training, one task after another: the method ``sgd``, and the base of the others."""
+
+    def __init__(self, config: RunConfig, stream: Stream, make_model: Callable[[], nn.Module], device: torch.device):
+        self.config, self.stream, self.device = config, stream, device
+        self.make_model = make_model
+        self.built_as: Hashable = None  # equal for learners whose networks are known to be built alike
+        self.model = self.new_model()
+        self.optimizer = self.new_optimizer()
+        self.memory = EpisodicMemory(config.memory, config.memory_share) if config.memory else None
+        self.mixture: Mixture | None = None
+
+    @property
+    def resident(self) -> bool:
+        """Whether all examples are on the training device."""
+        return all(task.train.images.device == self.device for task in self.stream.tasks)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a step runs on the device alone, so that a CUDA graph can hold it."""
+        return self.resident and (self.memory is None or mixed_in_one_go(self.stream.tasks, self.memory.size))
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def begin_task(self, t: int) -> None:
+        if self.config.reset_optimizer and t > 0:
+            self.optimizer = self.new_optimizer()
+
+    def prepare(self, t: int) -> None:
+        """Before the steps of task t, also when a run goes on in the middle of it."""
+        if self.memory and t > 0:
+            self.mixture = None  # whose pool makes room
+            self.mixture = Mixture(self.stream.tasks[:t], self.memory.kept)
+
+    def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
+        """The steps of an epoch; from seed, task and epoch alone, so that a run can go on anywhere."""
+        generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
+        order = torch.randperm(len(self.stream.tasks[t].train), generator=generator)
+        return [StepPlan(own, self.rehearsed(len(own), generator)) for own in order.split(self.config.batch_size)]
+
+    def rehearsed(self, batch_size: int, generator: torch.Generator) -> Tensor | None:
+        if not self.memory or not self.memory.kept:
+            return None
+        return self.memory.draw(self.memory.beside(batch_size), generator)
+
+    def pairs(self, t: int, plans: Sequence[StepPlan]) -> tuple[Tensor, list[int]]:
+        """All examples of an epoch's plans as rows (task, example), and how many each step has."""
+        if plans[0].others is None:
+            own = torch.cat([plan.own for plan in plans])
+            return torch.stack([torch.full_like(own, t), own], 1), [len(plan.own) for plan in plans]
+        steps = []
+        for plan in plans:
+            assert plan.others is not None
+            steps.append(torch.cat([torch.stack([torch.full_like(plan.own, t), plan.own], 1), plan.others]))
+        return torch.cat(steps), [len(step) for step in steps]
+
+    def step(self, t: int, plan: StepPlan) -> Tensor:
+        """One optimizer step; returns the task's loss, without the penalty."""
+        loss = self.loss(t, plan)
+        self.descend(loss)
+        return loss.detach()
+
+    def descend(self, objective: Tensor) -> None:
+        self.optimizer.zero_grad()
+        objective.backward()
+        self.optimizer.step()
+
+    def loss(self, t: int, plan: StepPlan) -> Tensor:
+        task = self.stream.tasks[t]
+        x, y = self.batch(task.train, plan.own)
+        if plan.others is None or self.mixture is None:
+            return self.cross_entropy(self.outputs(x)[:, task.head], y - task.head.start)
+        old_x, old_y, first, last = self.mixture.batch(plan.others, self.device)
+        own_columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
+        outputs = self.outputs(torch.cat([x, old_x]))
+        outputs = only_own_head(outputs, torch.cat([own_columns[0], first]), torch.cat([own_columns[1], last]))
+        return self.cross_entropy(outputs, torch.cat([y, old_y]))
+
+    def trial_loss(self) -> Tensor:
+        """Of as many examples as a step ever has, by which to see what one takes; a memory's are stood in for."""
+        self.prepare(0)
+        own = self.epoch_plan(0, 0)[0].own
+        rehearsed = self.memory.beside(len(own)) if self.memory else 0
+        return self.loss(0, StepPlan(own[torch.arange(len(own) + rehearsed) % len(own)]))
+
+    def cross_entropy(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return mean_cross_entropy(outputs, y, self.config.loss_clip)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        with self.autocast():
+            outputs: Tensor = self.model(x)
+        return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def end_task(self, t: int) -> None:
+        """After the last epoch of task t."""
+        check_weights(self.model)
+        if self.memory:
+            generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, MEMORY))
+            self.memory.remember(self.stream.tasks[t], generator)
+
+    def penalty(self) -> Tensor:
+        """What the past adds to the loss at the present weights, for the log."""
+        return torch.zeros((), device=self.device)
+
+    def noted_steps(self, count: int) -> None:
+        """``count`` steps were replayed from a graph, unseen by Python."""
+
+    # -- answering ----------------------------------------------------------------------------------------------
+
+    def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
+        """Accuracy on every task up to t, just after learning t; ``earlier`` holds those after each task before."""
+        return self.accuracies_on(self.stream.tasks[: t + 1])
+
+    def accuracies_on(self, tasks: Sequence[Task]) -> list[float]:
+        """Share of each task's test examples answered rightly, among the task's own classes."""
+        self.model.eval()
+        right = torch.stack([self.right_answers(task) for task in tasks]).tolist()  # brought to the host in one go
+        self.model.train()
+        return [count / len(task.test) for count, task in zip(right, tasks, strict=True)]
+
+    @torch.no_grad()
+    def right_answers(self, task: Task) -> Tensor:
+        right = torch.zeros((), dtype=torch.long, device=self.device)
+        size = max(500, EVALUATED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel()))
+        for index in torch.arange(len(task.test), device=task.test.images.device).split(size):
+            x, y = self.batch(task.test, index)
+            right += (self.answers(x, task) == y).sum()
+        return right
+
+    def answers(self, x: Tensor, task: Task) -> Tensor:
+        return self.outputs(x)[:, task.head].argmax(1) + int(task.head.start)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**state, "memory": self.memory.kept} if self.memory else state
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        here = [{"capturable": group.get("capturable")} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group, kept in zip(self.optimizer.param_groups, here, strict=True):
+            group.update(kept)  # how steps are made depends on the device, which may be another than before
+        lay_out_like_weights(self.optimizer)
+        if self.memory:
+            self.memory.kept = [kept.cpu() for kept in saved["memory"]]
+
+    # -- parts --------------------------------------------------------------------------------------------------
+
+    def new_model(self) -> nn.Module:
+        return self.make_model().to(self.device)
+
+    def new_optimizer(self) -> torch.optim.Optimizer:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if self.config.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=self.config.learning_rate)
+        on_gpu = self.device.type == "cuda"  # there, steps are replayed from a graph
+        rate, eps = self.config.learning_rate, self.config.adam_eps
+        return torch.optim.Adam(parameters, rate, eps=eps, fused=True, capturable=on_gpu)
+
+    def batch(self, examples: Examples, index: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = examples.batch(index.to(examples.images.device))
+        return x.to(self.device), y.to(self.device)
+
+
+class Regularized(Learner):
+    """Training under a regularizer of this library: EWC, online EWC, SI, MAS, ALASSO."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.regularizer = self.new_regularizer()
+        self.regularizer.attach(self.optimizer)
+
+    def new_regularizer(self) -> Regularizer:
+        return REGULARIZERS[self.config.method](self.model, **self.config.settings)
+
+    def begin_task(self, t: int) -> None:
+        before = self.optimizer
+        super().begin_task(t)
+        if self.optimizer is not before:  # it was reset
+            self.regularizer.detach()
+        self.regularizer.attach(self.optimizer)
+
+    def end_task(self, t: int) -> None:
+        super().end_task(t)
+        head = self.stream.tasks[t].head
+        self.regularizer.consolidate(self.batches(t), head=lambda output: output[:, head])
+
+    def batches(self, t: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The task's training examples once, labels counted from the head's first column."""
+        task = self.stream.tasks[t]
+        for index in torch.arange(len(task.train)).split(self.assessed_at_once):
+            x, y = self.batch(task.train, index)
+            yield x, y - task.head.start
+
+    @property
+    def assessed_at_once(self) -> int:
+        """Examples in a piece of the pass over a task at its end: a batch; on a GPU more, if they are small."""
+        if self.device.type != "cuda":
+            return self.config.batch_size
+        many = ASSESSED_AT_ONCE // max(1, torch.Size(self.stream.input_shape).numel())
+        return max(self.config.batch_size, min(many, MOST_ASSESSED_AT_ONCE))
+
+    @torch.no_grad()
+    def penalty(self) -> Tensor:
+        return self.regularizer.penalty()
+
+    def noted_steps(self, count: int) -> None:
+        self.regularizer.steps += count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "regularizer": self.regularizer.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.regularizer.load_state_dict(saved["regularizer"])
+
+
+class Merged(Regularized):
+    """IMM: weights are merged after each task, so the optimizer's moments, which belong to others, are dropped."""
+
+    dropping = False  # whether nodes are dropped in the running task
+    drop: DropTransfer | None = None  # made for steps of its own; a stack does without
+
+    def new_regularizer(self) -> Regularizer:
+        settings = dict(self.config.settings)
+        settings["last_weight"] = settings["last_weight"] or None
+        self.drop_share = float(settings.pop("drop"))
+        return regularizers.IMM(self.model, self.config.method.removeprefix("imm-"), **settings)  # type: ignore[arg-type]
+
+    def begin_task(self, t: int) -> None:
+        assert isinstance(self.regularizer, regularizers.IMM)
+        self.regularizer.begin_task()
+        if t > 0:
+            self.regularizer.detach()
+            self.optimizer = self.new_optimizer()
+        super().begin_task(t)
+
+    def prepare(self, t: int) -> None:
+        super().prepare(t)
+        self.dropping = t > 0 and drops_nodes(self.config)
+
+    def loss(self, t: int, plan: StepPlan) -> Tensor:
+        if self.dropping and self.drop is None:
+            self.drop = self.drop_to_the_anchor()
+        return super().loss(t, plan)
+
+    def drop_to_the_anchor(self) -> DropTransfer:
+        """To where the task began, which may be many steps ago when a run goes on."""
+        anchor = self.regularizer.anchor()
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in anchor}
+        self.put(anchor)
+        drop = DropTransfer(self.model, self.drop_share)
+        self.put(weights)
+        return drop
+
+    def trial_loss(self) -> Tensor:
+        if not drops_nodes(self.config):
+            return super().trial_loss()
+        with DropTransfer(self.model, self.drop_share):
+            return super().trial_loss()
+
+    def end_task(self, t: int) -> None:
+        self.dropping = False
+        if self.drop:
+            self.drop.remove()
+            self.drop = None
+        super().end_task(t)
+
+    @torch.no_grad()
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, value in weights.items():
+            self.model.get_parameter(name).copy_(value)
+
+
+def drops_nodes(config: RunConfig) -> bool:
+    """Whether it is IMM with drop-transfer."""
+    return "drop" in config.settings.get("transfer", "")
+
+
+def check_weights(model: nn.Module) -> None:
+    """Before they are measured, or become what the next task is held to."""
+    finite = {name: torch.isfinite(parameter).all() for name, parameter in model.named_parameters()}
+    if not torch.stack(list(finite.values())).all():  # a GPU is waited for once
+        name = next(name for name, sound in finite.items() if not sound)
+        advice = "are the inputs finite? A smaller learning rate, c or lam helps"
+        raise DivergedError(f"{name} is no longer finite: the training diverged ({advice})")
+
+
+def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Bring moments into the memory layout of their weights, in place.
+
+    A stack has, and saves, both in the layout that its gradients come in; fused Adam goes by memory and looks at none.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
+    "ewc": regularizers.EWC,
+    "online-ewc": regularizers.OnlineEWC,
+    "si": regularizers.SI,
+    "mas": regularizers.MAS,
+    "alasso": regularizers.ALASSO,
+    "alasso-memory": regularizers.ALASSO,
+}
+
+MEMORY = 1 << 20  # where in the seeds' space the choice of memories lies: beyond any epoch
+
+
+def position_seed(*numbers: int) -> int:
+    """One seed for a place in a run: neighbouring places get unrelated ones."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,167 @@
+"""What a probe is to measure and what it found, in plain numbers: read and shown without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alasso.bench.report.aggregate import Array
+from alasso.errors import AlassoError
+
+#: Less than this share of the loss is rounding, not a change.
+FLAT = 1e-12
+#: Whose surrogates a probe knows.
+SURROGATES = ("SI", "ALASSO")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: so many random weights, so many places from −span to +span, on so many examples."""
+
+    weights: int = 200
+    offsets: int = 41
+    span: float = 1.0
+    examples: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, least in (("weights", 1), ("offsets", 3), ("examples", 1)):
+            count = getattr(self, name)
+            if type(count) is not int or count < least:
+                raise AlassoError(f"{name} must be a whole number from {least} on, not {count!r}")
+        if self.offsets % 2 == 0:
+            raise AlassoError(f"offsets must be odd, so that the optimum itself is among them, not {self.offsets}")
+        if type(self.span) not in (int, float) or not 0 < self.span < float("inf"):
+            raise AlassoError(f"span must be a positive number, not {self.span!r}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A probe's findings in plain numbers. ``losses[k][o]``: with weight k moved by offset o."""
+
+    config: dict[str, Any]
+    plan: Plan
+    seconds: float  # of the measurement, training aside
+    accuracy: float  # on the first task's test examples
+    offsets: list[float]
+    weights: list[str]
+    losses: list[list[float]]
+    importance: list[float]  # Ω of each weight
+    came_from: list[float]  # start of training minus end, of each weight
+    springs: list[list[float]]  # stiffness of ALASSO's surrogate left and right of the end of training, of each weight
+    environment: dict[str, Any]  # machine, versions, commit
+    examples: int  # how many there were, which may be fewer than planned
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def middle(self) -> int:
+        """The offset at which no weight has moved."""
+        return len(self.offsets) // 2
+
+    def check_shapes(self) -> None:
+        """A number for each weight, and at each place on its line."""
+        expected = {
+            "offsets": (self.plan.offsets,),
+            "importance": (len(self.weights),),
+            "came_from": (len(self.weights),),
+            "losses": (len(self.weights), self.plan.offsets),
+            "springs": (len(self.weights), 2),
+        }
+        found = {name: np.shape(getattr(self, name)) for name in expected}
+        if found != expected or not self.weights:
+            raise ValueError(f"its numbers have the shapes {found}, not {expected}")
+
+    def changes(self) -> Array:
+        """(weights, offsets): loss minus loss at the optimum."""
+        found = np.array(self.losses)
+        return np.asarray(found - found[:, [self.middle]])
+
+    def surrogate(self, method: str) -> Array:
+        """(weights, offsets): what SI or ALASSO takes the changes for. After one task, both have the same Ω."""
+        check_surrogate(method)
+        springs = np.array(self.springs if method == "ALASSO" else [[omega, omega] for omega in self.importance])
+        offsets = np.array(self.offsets)
+        return np.asarray(np.where(offsets < 0, springs[:, [0]], springs[:, [1]]) * offsets**2)
+
+    def as_file(self) -> bytes:
+        """What :func:`read` reads. Without blanks: a measurement is a megabyte."""
+        return (json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+
+    def steep_right(self) -> Array:
+        """The changes with each weight's steeper side turned right; weights without any effect are left out."""
+        changes = self.changes()
+        changes = changes[np.abs(changes).max(axis=1) > FLAT * np.abs(self.losses).max()]
+        flip = changes[:, 0] > changes[:, -1]
+        return np.asarray(np.where(flip[:, None], changes[:, ::-1], changes))
+
+    def shallow_over_steep(self) -> Array:
+        """Change at the shallow end over rise at the steep end, not below −1, of weights with a side where it rises.
+
+        1: both sides alike. 0: flat on one side. −1: falls on one side as much as it rises on the other, or more.
+        """
+        lines = self.steep_right()
+        lines = lines[lines[:, -1] > 0]
+        return np.asarray((lines[:, 0] / lines[:, -1]).clip(min=-1))
+
+    def statement(self) -> list[str]:
+        """How asymmetric the sample is, in words."""
+        total, lines, plan = len(self.losses), self.steep_right(), self.plan
+        evenness = self.shallow_over_steep()
+        both_rise = 1 / evenness[evenness > 0]
+        rises = lines[lines[:, -1] > 0, -1]
+        said = [
+            f"{total} random weights of {self.config['model']} after the first task of {self.config['benchmark']} "
+            f"(seed {self.seed}, test accuracy {self.accuracy:.4f}), each moved by up to ±{plan.span:g}, "
+            f"on {self.examples} training examples; measured in {self.seconds:.1f} s",
+        ]
+        if without := total - len(lines):
+            said.append(f"without any effect on the loss: {without}, whose input or unit is always zero")
+        if short := len(lines) - len(rises):
+            said.append(f"for {short} the loss rises on neither side: training ended short of their optimum")
+        if len(evenness):
+            said.append(
+                f"{len(evenness)} have a side where the loss rises, by {np.median(rises):.2g} (median); "
+                f"the other side changes by {signed(float(np.median(evenness)))} of that "
+                "(median; 1: symmetric, below 0: it falls)"
+            )
+        if len(both_rise):
+            low, middle, high = np.quantile(both_rise, (0.25, 0.5, 0.75))
+            said.append(
+                f"for {len(both_rise)} the loss rises on both sides, {middle:.2f} times as much on the steep one "
+                f"(median; quartiles {low:.2f} and {high:.2f})"
+            )
+        return said
+
+
+def check_surrogate(method: str) -> None:
+    if method not in SURROGATES:
+        raise AlassoError(f"surrogate must be one of {', '.join(SURROGATES)}, not {method!r}")
+
+
+def signed(value: float) -> str:
+    """
+    >>> signed(-0.5)
+    '−0.50'
+    """
+    return f"{value:.2f}".replace("-", "−")
+
+
+def read(path: Path) -> Measured:
+    """A probe's file, or one clear sentence why it is none."""
+    raw: Any = None
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
+        measured.check_shapes()
+        measured.statement()  # its numbers can be reckoned with
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        older = isinstance(raw, dict) and "surrogates" in raw
+        what = "was measured by an older version, in another form" if older else "is not a measurement of alasso probe"
+        raise AlassoError(f"{path} {what}; delete it to measure again") from error
+    return measured

@@ -1,0 +1,298 @@
+"""``alasso compare``: results side by side, the difference to the first one and its standard error over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alasso._wording import count_of
+from alasso.bench.report.aggregate import MEASURES, Group, groups, mean_and_spread
+from alasso.bench.report.load import collect
+from alasso.bench.report.sections import sections
+from alasso.bench.report.style import METHOD_NAMES, number, plain
+from alasso.errors import AlassoError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+MOST_ACROSS = 3  # columns of a table that a terminal has room for
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of B − A; its standard error, None with too few seeds; how many seeds were paired, 0 for none."""
+
+    mean: float
+    error: float | None
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same thing in each column; None where a column has nothing like it."""
+
+    title: str
+    columns: list[Group | None]
+    names: list[str]
+
+
+def difference(first: Group, second: Group, measure: str) -> Difference | None:
+    """Over the seeds both have, pair by pair; where they share none, as independent samples."""
+    one, other = known(first, measure), known(second, measure)
+    if not one or not other:
+        return None
+    shared = sorted(set(one) & set(other))
+    if shared:
+        apart = np.array([other[seed] - one[seed] for seed in shared])
+        spread = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else None
+        return Difference(float(apart.mean()), spread, len(shared))
+    a, b = np.array(list(one.values())), np.array(list(other.values()))
+    error = None
+    if len(a) > 1 and len(b) > 1:
+        error = math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+    return Difference(float(b.mean() - a.mean()), error, 0)
+
+
+def known(group: Group, measure: str) -> dict[int, float]:
+    values = zip(group.seeds, group.measures[measure], strict=True)
+    return {seed: value for seed, value in values if value is not None}
+
+
+# -- what is compared with what -----------------------------------------------------------------------------------
+
+
+def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]]:
+    """Columns by name, and a line for each file left out.
+
+    A folder is a column. Files are put together by config, so that the seeds of one config make one column; a single
+    folder by itself is taken apart in the same way.
+    """
+    left_out: list[str] = []
+    columns: dict[str, list[Group]] = {}
+    loose: list[Path] = []
+    for path in paths:
+        if path.is_dir() and len(paths) > 1:
+            found = collect([path])
+            left_out += found.left_out
+            columns[_unused(plain(path), columns)] = groups(found.results)
+        else:
+            loose.append(path)
+    found = collect(loose)
+    left_out += found.left_out
+    named = [(section, group) for section in sections(found.results) for group in section.groups]
+    labels = [section.label(group) for section, group in named]
+    for section, group in sorted(named, key=lambda pair: place_among(paths, pair[1])):  # in the order they were given
+        name = section.label(group)
+        columns[_unused(name if labels.count(name) == 1 else f"{name} on {section.title}", columns)] = [group]
+    empty = [name for name, inside in columns.items() if not inside]
+    if empty or not columns:
+        where = empty[0] if empty else " or ".join(map(str, loose))
+        raise AlassoError(f"there are no results in {where}{_unread(left_out)}")
+    if len(columns) < 2:
+        why = left_out[0] if left_out else "there is only one thing here"
+        raise AlassoError(f"{why}; compare takes two or more results, configs or folders")
+    return columns, left_out
+
+
+def _unread(left_out: Sequence[str]) -> str:
+    return f" ({left_out[0]})" if left_out else ""
+
+
+def place_among(paths: Sequence[Path], group: Group) -> int:
+    """Where among the files given the first one of a group is; a folder's results stay as they are."""
+    names = {result.name for result in group.results}
+    return next((i for i, path in enumerate(paths) if path.stem in names), 0)
+
+
+def comparisons(columns: dict[str, list[Group]]) -> list[Comparison]:
+    """Columns of one config each are compared benchmark by benchmark; folders, config by config or else by method."""
+    names = list(columns)
+    if all(len(inside) == 1 for inside in columns.values()):
+        return _by_place({name: inside[0] for name, inside in columns.items()})
+    rest = [list(inside) for inside in columns.values()]
+    matched = _matched(rest, names, lambda group: group.config.hash)
+    return matched + _matched(rest, names, _method_key, alone_too=True)
+
+
+def _by_place(named: dict[str, Group]) -> list[Comparison]:
+    """A table for each benchmark and number of tasks; one for all where none has two things to compare."""
+    places: dict[str, dict[str, Group]] = {}
+    for name, group in named.items():
+        (section,) = sections(group.results)
+        places.setdefault(section.title, {})[name] = group
+    if all(len(inside) == 1 for inside in places.values()):
+        return [Comparison(_common_title(list(named.values())), list(named.values()), list(named))]
+    return [
+        Comparison(
+            _common_title(list(inside.values())),
+            list(inside.values()),
+            [name.removesuffix(f" on {place}") for name in inside],
+        )
+        for place, inside in places.items()
+    ]
+
+
+def _matched(
+    rest: list[list[Group]], names: list[str], key: Callable[[Group], str], alone_too: bool = False
+) -> list[Comparison]:
+    """Take out of ``rest`` what two columns or more have by ``key`` exactly once; with ``alone_too``, all there is."""
+    keys = dict.fromkeys(key(group) for inside in rest for group in inside)
+    found = []
+    for wanted in keys:
+        inside = [[group for group in column if key(group) == wanted] for column in rest]
+        if max(map(len, inside)) > 1:
+            if alone_too:
+                raise AlassoError(
+                    f"several configs of {wanted} are in one folder and not in the others; compare their files instead"
+                )
+            continue
+        row = [groups_[0] if groups_ else None for groups_ in inside]
+        if sum(group is not None for group in row) < 2 and not alone_too:
+            continue
+        for column, taken in zip(rest, row, strict=True):
+            if taken is not None:
+                column.remove(taken)
+        found.append(Comparison(_common_title([group for group in row if group]), row, names))
+    return found
+
+
+def _method_key(group: Group) -> str:
+    return f"{METHOD_NAMES.get(group.method, group.method)} on {group.config.benchmark}"
+
+
+def _common_title(found: Sequence[Group]) -> str:
+    """What the groups have in common."""
+    places = {f"{g.config.benchmark}, {count_of(len(g.results[0].accuracy), 'task')}" for g in found}
+    methods = {METHOD_NAMES.get(group.method, group.method) for group in found}
+    place = places.pop() if len(places) == 1 else "different benchmarks or numbers of tasks"
+    return f"{methods.pop()} on {place}" if len(methods) == 1 else place
+
+
+def _unused(name: str, taken: dict[str, list[Group]]) -> str:
+    return name if name not in taken else _unused(name + "′", taken)
+
+
+# -- showing ------------------------------------------------------------------------------------------------------
+
+
+def table(comparison: Comparison) -> Table:
+    """Measures down and things across; many things down and measures across."""
+    named = zip(comparison.names, comparison.columns, strict=True)
+    present = [(name, group) for name, group in named if group is not None]
+    return (
+        _things_across(comparison.title, present)
+        if len(present) <= MOST_ACROSS
+        else _things_down(comparison.title, present)
+    )
+
+
+def _things_across(title: str, present: Sequence[tuple[str, Group]]) -> Table:
+    shown = _titled_table(title)
+    for place, (name, group) in enumerate(present):
+        shown.add_column(_name_and_seeds(name, group), justify="right")
+        if place:
+            shown.add_column("difference", justify="right")
+    for measure, heading, more_is_better in MEASURES:
+        digits = 1 if measure == "seconds" else 4
+        cells = []
+        for place, (_, group) in enumerate(present):
+            cells.append(_value_cell(group, measure, digits))
+            if place:
+                cells.append(_difference_cell(difference(present[0][1], group, measure), digits, more_is_better))
+        shown.add_row(heading, *cells)
+    return shown
+
+
+def _things_down(title: str, present: Sequence[tuple[str, Group]]) -> Table:
+    """Each difference under its value; measures that nothing has are left out, and so are the less telling ones.
+
+    Without a frame and with short headings, four measures and the longest name of a method have room in 80 columns.
+    """
+    measures = [m for m in MEASURES if m[0] in ("A", "F", "I", "std") and any(known(g, m[0]) for _, g in present)]
+    shown = _titled_table(title, framed=False)
+    shown.caption = ", ".join(heading for _, heading, _ in measures)
+    for measure, _, _ in measures:
+        shown.add_column(measure, justify="right", no_wrap=True)
+    for place, (name, group) in enumerate(present):
+        cells = []
+        for measure, _, more_is_better in measures:
+            cell = _value_cell(group, measure, 3)
+            if place:
+                apart = _difference_cell(difference(present[0][1], group, measure), 3, more_is_better)
+                cell = cell.append("\n").append_text(apart)
+            cells.append(cell)
+        shown.add_row(_name_and_seeds(name, group), *cells)
+    return shown
+
+
+def _titled_table(title: str, framed: bool = True) -> Table:
+    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        caption_style="dim",
+        box=HEAVY_HEAD if framed else SIMPLE_HEAD,
+        show_edge=framed,
+        pad_edge=framed,
+        padding=(0, 1) if framed else (0, 1, 0, 0),
+    )
+    shown.add_column("")
+    return shown
+
+
+def _name_and_seeds(name: str, group: Group) -> Text:
+    from rich.text import Text
+
+    count = len(group.results)
+    return Text(f"{plain(name, 160)}\n{count} {'seed' if count == 1 else 'seeds'}")
+
+
+def _value_cell(group: Group, measure: str, digits: int) -> Text:
+    from rich.text import Text
+
+    mean, spread = mean_and_spread(group.measures[measure])
+    return Text(number(mean, digits) + (f" ± {number(spread, digits)}" if spread is not None else ""))
+
+
+def _difference_cell(found: Difference | None, digits: int, more_is_better: bool | None) -> Text:
+    from rich.text import Text
+
+    if found is None:
+        return Text("–")
+    sign = "+" if found.mean > 0 else ""
+    cell = f"{sign}{number(found.mean, digits)}"
+    if found.error is None:
+        return Text(cell)
+    cell += f" ± {number(found.error, digits)}"
+    # Coloured only where it is more than two standard errors from nothing.
+    clear = more_is_better is not None and abs(found.mean) > 2 * found.error
+    style = ("green" if (found.mean > 0) == more_is_better else "red") if clear else ""
+    return Text(cell, style=style)
+
+
+def explanation(comparison: Comparison) -> str:
+    """How the differences were worked out, in a line under the table."""
+    present = [group for group in comparison.columns if group is not None]
+    pairs = [found.pairs for group in present[1:] if (found := difference(present[0], group, "A"))]
+    if not pairs:
+        return "nothing else here to compare it with"
+    if all(pairs):
+        error = " ± its standard error" if max(pairs) > 1 else ""
+        return f"difference to the first{error}, over the seeds that both have"
+    errors = [found.error for group in present[1:] if (found := difference(present[0], group, "A"))]
+    if all(error is None for error in errors):
+        return "difference to the first; a standard error needs two seeds or more of each"
+    if any(error is None for error in errors):
+        return "difference to the first ± its standard error, where both have two seeds or more"
+    return "difference to the first ± its standard error; seed by seed where seeds are the same"

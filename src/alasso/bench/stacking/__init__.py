@@ -1,0 +1,1 @@
+"""Runs trained as lanes of one network."""

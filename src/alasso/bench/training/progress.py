@@ -1,0 +1,279 @@
+"""What a person sees, and what is logged, while a run goes on."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from alasso._wording import to_install
+from alasso.bench.io import disk_errors_as_advice
+from alasso.errors import AlassoError, DivergedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from alasso.bench.config import RunConfig
+    from alasso.bench.streams import Stream
+    from alasso.bench.training.diverged import Divergence
+
+Accuracy = list[list[float]]
+
+
+class Stopped(Exception):
+    """The user asked to stop; the run is saved up to the place the message names."""
+
+
+AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one is meant
+
+
+class StopRequest:
+    """Ctrl-C, heard where it suits: the first one is a request, another one stops at once.
+
+    Not right after the first: who sends a signal to a process and to its group, or presses twice, means one.
+    """
+
+    when: float | None = None
+
+    def on_ctrl_c(self, number: int, frame: FrameType | None) -> None:
+        if self.when is not None and time.monotonic() - self.when > AT_ONCE:
+            raise KeyboardInterrupt
+        self.when = self.when or time.monotonic()
+
+
+@contextmanager
+def stop_on_request() -> Iterator[Callable[[], bool]]:
+    """While inside, whether Ctrl-C was pressed. Within another such place, that one's answer: what is asked for in the
+    last moments of a run is heard by the sweep that the run belongs to.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    around = getattr(before, "__self__", None)
+    request = around if isinstance(around, StopRequest) else StopRequest()
+    try:
+        signal.signal(signal.SIGINT, request.on_ctrl_c)
+    except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+        yield lambda: False
+        return
+    try:
+        yield lambda: request.when is not None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class LanesDiverged(DivergedError):
+    """Which runs of a stack diverged; the others, where they have files, are saved where they stand."""
+
+    def __init__(self, lost: Sequence[Divergence]) -> None:
+        super().__init__(" | ".join(note.why for note in lost))
+        self.lost = lost
+
+
+class Observer(Protocol):
+    """Told of everything that happens in a run. ``wants_epochs``: whether losses are worth bringing to the host."""
+
+    wants_epochs: bool
+
+    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None: ...
+    def step_done(self, task: int, epoch: int, done: int) -> None: ...
+    def epoch_done(
+        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
+    ) -> None: ...
+    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None: ...
+
+
+class Quiet:
+    """Sees nothing, says nothing."""
+
+    wants_epochs = False
+
+    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
+        pass
+
+    def step_done(self, task: int, epoch: int, done: int) -> None:
+        pass
+
+    def epoch_done(
+        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
+    ) -> None:
+        pass
+
+    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
+        pass
+
+
+class PlainLines(Quiet):
+    """One line a task, for logs and pipes; ``label`` says which run of several."""
+
+    def __init__(self, say: Callable[[str], object], label: str) -> None:
+        self.say, self.label = say, label
+        self.tasks = 0
+
+    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
+        self.tasks = len(stream)
+        if done:
+            self._say(f"{self.label}: going on at {done / total:.0%}")
+
+    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
+        row = accuracy[-1]
+        self._say(
+            f"{self.label}: task {task + 1}/{self.tasks}: this task {row[-1]:.3f}, "
+            f"mean {sum(row) / len(row):.3f}, {clock(seconds_left)} left"
+        )
+
+    def _say(self, line: str) -> None:
+        """Where nobody reads on, or the disk that lines go to is full: stop as by Ctrl-C, and save what was trained."""
+        try:
+            self.say(line)
+        except OSError:
+            self.say = lambda line: None
+            signal.raise_signal(signal.SIGINT)
+
+
+class Bars(Quiet):
+    """Live bars in a terminal: one for all runs, one for the run that is on."""
+
+    wants_epochs = True
+
+    def __init__(self, console: Console, runs: int) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        # On a narrow terminal the words matter more than the bar.
+        bar = [BarColumn(bar_width=20), TaskProgressColumn()] if console.width >= 110 else []
+        self.bars = Progress(
+            TextColumn("[bold]{task.description}"),
+            *bar,
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+        )
+        self.runs = runs
+        self.overall = self.bars.add_task("all runs", total=runs, note="", visible=runs > 1)
+        self.current = self.bars.add_task("", total=1, note="")
+        self.loss = ""
+        self.last_drawn = 0.0
+
+    def start_run(self, label: str, number: int) -> None:
+        self.bars.update(self.overall, completed=number, note=f"{number} of {self.runs} done")
+        self.bars.reset(self.current, description=label, note="")
+        self.loss = ""
+
+    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
+        self.tasks = len(stream)
+        self.epochs = config.epochs
+        self.bars.update(self.current, total=total, completed=done)
+
+    def step_done(self, task: int, epoch: int, done: int) -> None:
+        now = time.monotonic()
+        if now - self.last_drawn > 0.1:
+            self.last_drawn = now
+            note = f"task {task + 1}/{self.tasks} epoch {epoch + 1}/{self.epochs}{self.loss}"
+            self.bars.update(self.current, completed=done, note=note)
+
+    def epoch_done(
+        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
+    ) -> None:
+        so_far = f" acc {sum(accuracy[-1]) / len(accuracy[-1]):.3f}" if accuracy else ""
+        self.loss = f" loss {loss:.3f} penalty {penalty:.3f}{so_far}, {clock(seconds_left)} left"
+
+
+class CsvLog(Quiet):
+    """Loss and penalty of every epoch, accuracy of every task, as rows of a CSV file."""
+
+    wants_epochs = True
+    columns = ("seconds", "task", "epoch", "loss", "penalty", "learned", "mean_accuracy")
+
+    def __init__(self, path: Path) -> None:
+        with disk_errors_as_advice(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = not path.exists()
+            self.file = path.open("a", newline="", encoding="utf-8")
+        self.rows = csv.writer(self.file)
+        if fresh:
+            self.rows.writerow(self.columns)
+        self.started = time.monotonic()
+
+    def epoch_done(
+        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
+    ) -> None:
+        self._row(task + 1, epoch + 1, f"{loss:.6g}", f"{penalty:.6g}", "", "")
+
+    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
+        row = accuracy[-1]
+        self._row(task + 1, "", "", "", f"{row[-1]:.4f}", f"{sum(row) / len(row):.4f}")
+
+    def _row(self, *values: Any) -> None:
+        self.rows.writerow((f"{time.monotonic() - self.started:.3f}", *values))
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoardLog(Quiet):
+    """The same for TensorBoard."""
+
+    wants_epochs = True
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise AlassoError(f"TensorBoard is not installed: {to_install('tensorboard')}") from error
+        self.writer: Any = SummaryWriter(str(folder))
+        self.epochs = 0
+
+    def epoch_done(
+        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
+    ) -> None:
+        self.epochs += 1
+        self.writer.add_scalar("loss", loss, self.epochs)
+        self.writer.add_scalar("penalty", penalty, self.epochs)
+
+    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
+        row = accuracy[-1]
+        self.writer.add_scalar("accuracy/learned", row[-1], task + 1)
+        self.writer.add_scalar("accuracy/mean", sum(row) / len(row), task + 1)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Several:
+    """Passes everything on to several observers."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+        self.wants_epochs = any(o.wants_epochs for o in observers)
+
+    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
+        for observer in self.observers:
+            observer.begin(config, stream, done, total)
+
+    def step_done(self, task: int, epoch: int, done: int) -> None:
+        for observer in self.observers:
+            observer.step_done(task, epoch, done)
+
+    def epoch_done(
+        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
+    ) -> None:
+        for observer in self.observers:
+            observer.epoch_done(task, epoch, loss, penalty, accuracy, seconds_left)
+
+    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
+        for observer in self.observers:
+            observer.task_done(task, accuracy, seconds_left)
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(75), clock(4000)
+    ('1:15', '1:06:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,209 @@
+"""A small grid search, on held-out training examples, whose outcome is a file: what was tried, what was chosen.
+
+The paper says that each method uses settings optimised for itself. The search never sees the test examples: a sixth of
+each task's training examples is held out and measured on instead.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+
+from alasso._wording import count_of
+from alasso.bench import results
+from alasso.bench.config import RunConfig, known, other_setting
+from alasso.bench.io import check_file, write_whole
+from alasso.bench.registry import BENCHMARKS, METHODS
+from alasso.bench.results import Result
+from alasso.bench.training import sweep as runs
+from alasso.errors import AlassoError
+
+SCHEMA = 1
+
+
+def search(
+    benchmark: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    fields: dict[str, Any],
+    options: runs.Options,
+    file: Path,
+    console: Console,
+    values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Try every combination of each method's values; methods not named keep what ``file`` says of them, and so do those
+    named, of values that are not tried again, if the search was the same in all else.
+
+    ``values`` are tried of the settings that it names, in place of those that a method's own search has.
+    """
+    if benchmark == "split-folder":
+        raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
+    check_file(file)
+    known(benchmark, BENCHMARKS, "benchmark")
+    outcome = _read(file, benchmark)
+    methods, seeds = list(dict.fromkeys(methods)), list(dict.fromkeys(seeds))
+    for method in methods:
+        known(method, METHODS, "method")
+    _refuse_unknown(values, methods)
+    measured = {**fields, "validation": True}
+    spaces = {method: _space(method, values) for method in methods}
+    for method, space in spaces.items():  # before anything is run
+        if not space:
+            raise AlassoError(f"{method} has no settings to search for")
+    planned = {method: runs.combinations(benchmark, [method], seeds, measured, spaces[method]) for method in methods}
+    without: list[str] = []
+    for method, configs in planned.items():
+        found = _searched(configs, list(spaces[method]), seeds, options, console)
+        if not found["tried"]:
+            without.append(f"with none of its settings did {method} come to an end: {found['diverged']}")
+            continue
+        if before := outcome["methods"].get(method):
+            if _alike(before, found):
+                found = _with_earlier(before, found)
+            else:
+                said = f"{method}: what {file} said of it, from a search on other tasks, seeds or settings, is replaced"
+                console.print(said, highlight=False, soft_wrap=True)
+        outcome["methods"][method] = found
+        outcome["chosen"][method] = {name: found["tried"][0][name] for name in found["space"]}
+        write_whole(file, (results.compact_rows(json.dumps(outcome, indent=1)) + "\n").encode())
+    if without:
+        raise AlassoError(" | ".join(without))
+    return outcome
+
+
+def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str]) -> None:
+    settings = sorted({name for method in methods for name in METHODS[method].settings})
+    for name in values:
+        if name not in settings:
+            who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
+            raise AlassoError(
+                f"{who} setting {name!r}{other_setting(name, settings)}; a search tries settings of methods"
+            )
+
+
+def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The values to try of each setting: the method's own, and what was asked for in place of them or besides."""
+    asked = {name: tried for name, tried in values.items() if name in METHODS[method].settings}
+    return {name: list(tried) for name, tried in {**METHODS[method].search, **asked}.items()}
+
+
+def _searched(
+    configs: Sequence[RunConfig], names: Sequence[str], seeds: Sequence[int], options: runs.Options, console: Console
+) -> dict[str, Any]:
+    """What was tried for one method, the best first. Settings of which a seed diverged are none to choose from."""
+    from alasso.bench.training import run as train
+
+    found, diverged = _carried_out(configs, options, console)
+    whole = [row for row in _grouped(found, names) if len(row["A_of_seeds"]) == len(set(seeds))]
+    return {
+        "space": {name: list(dict.fromkeys(config.settings[name] for config in configs)) for name in names},
+        "tried": sorted(whole, key=lambda row: -row["A"]),
+        "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
+        "seeds": list(seeds),
+        "environment": results.environment(str(train.torch_device(options.device))),
+        **({"diverged": diverged} if diverged else {}),
+    }
+
+
+def _alike(before: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether two searches of a method can be taken together: the same settings, tried on the same tasks and seeds."""
+    names = [sorted(search.get("space", ())) for search in (before, found)]
+    return names[0] == names[1] and all(before.get(part) == found[part] for part in ("run", "seeds"))
+
+
+def _with_earlier(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Both searches as one; of what was tried in both, the later one counts."""
+    names = list(found["space"])
+    again = [[row[name] for name in names] for row in found["tried"]]
+    kept = [row for row in before["tried"] if [row[name] for name in names] not in again]
+    if not kept:
+        return dict(found)
+    said = [search["diverged"] for search in (before, found) if "diverged" in search]
+    return {
+        **found,
+        "space": {name: _all_values(before["space"][name], found["space"][name]) for name in names},
+        "tried": sorted([*kept, *found["tried"]], key=lambda row: -row["A"]),
+        "earlier": [*before.get("earlier", []), before["environment"]],
+        **({"diverged": "; ".join(dict.fromkeys(said))} if said else {}),
+    }
+
+
+def _all_values(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+    values = list(dict.fromkeys([*one, *other]))
+    return values if any(isinstance(value, bool | str) for value in values) else sorted(values)
+
+
+def _carried_out(
+    configs: Sequence[RunConfig], options: runs.Options, console: Console
+) -> tuple[list[Result], str | None]:
+    """What the runs found, and which of them diverged: with such settings a search goes on without them."""
+    try:
+        return runs.carry_out(configs, options, console), None
+    except runs.SomeDiverged as error:
+        return error.finished, error.which
+
+
+def chosen_line(outcome: dict[str, Any], method: str) -> str:
+    """What was chosen, how good it was, and whether something better may lie beyond what was tried.
+
+    >>> tried = [{"c": 4.0, "A": 0.9}, {"c": 2.0, "A": 0.8}, {"c": 1.0, "A": 0.7}]
+    >>> searched = {"tried": tried, "space": {"c": [1.0, 2.0, 4.0]}}
+    >>> chosen_line({"chosen": {"si": {"c": 4.0}}, "methods": {"si": searched}}, "si")
+    'si: c=4.0, A = 0.900 on held-out examples (c: the largest tried)'
+    """
+    chosen, searched = outcome["chosen"][method], outcome["methods"][method]
+    tried, space = searched["tried"], searched["space"]
+    ties = sum(row["A"] == tried[0]["A"] for row in tried)
+    notes = [f"as good as {count_of(ties - 1, 'other')} of {len(tried)} tried"] if ties > 1 else []
+    if ties < len(tried):
+        notes += [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], space[name])]
+    values = " ".join(f"{name}={value}" for name, value in chosen.items())
+    at_edge = f" ({', '.join(notes)})" if notes else ""
+    left_out = f"; left out: {searched['diverged']}" if "diverged" in searched else ""
+    return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}{left_out}"
+
+
+def edge(value: Any, tried: Sequence[Any]) -> list[str]:
+    """Whether a number is the largest or smallest of several."""
+    if isinstance(value, bool | str) or len(set(tried)) < 2:
+        return []
+    return [which for which, end in (("smallest", min(tried)), ("largest", max(tried))) if value == end]
+
+
+def _grouped(found: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each combination of values: mean A over seeds, and A of each seed."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in found:
+        groups.setdefault(tuple(result.config.settings[name] for name in names), []).append(result)
+    return [
+        {
+            **dict(zip(names, values, strict=True)),
+            "A": round(statistics.fmean(float(r.metrics["A"] or 0) for r in group), 5),
+            "A_of_seeds": [round(float(r.metrics["A"] or 0), 5) for r in group],
+        }
+        for values, group in groups.items()
+    ]
+
+
+def _read(file: Path, benchmark: str) -> dict[str, Any]:
+    if not file.exists():
+        return {
+            "schema": SCHEMA,
+            "benchmark": benchmark,
+            "measured_on": "a sixth of each task's training examples, held out; the test examples were not used",
+            "chosen": {},
+            "methods": {},
+        }
+    try:
+        outcome: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if outcome["schema"] == SCHEMA and outcome["benchmark"] == benchmark:
+            return outcome
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise AlassoError(f"{file} is not the outcome of a search on {benchmark}; name another file with --file")
