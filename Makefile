@@ -46,7 +46,7 @@ clean:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[report]'
+	$(INSTALL) -e '.[bench]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -17,9 +17,9 @@ from pathlib import Path
 from common import arguments, parsed, report, synchronise
 from rich.console import Console
 
-from alasso._wording import count_of
 from alasso.bench import results
 from alasso.bench.config import RunConfig
+from alasso.bench.labels import count_of
 from alasso.bench.reproduce.timing import steps_of
 from alasso.bench.results import Result
 from alasso.bench.training import sweep as runs

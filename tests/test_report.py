@@ -800,5 +800,5 @@ def test_without_the_extra_the_advice_is_one_sentence():
         "print('torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count("pip install 'alasso[report]'") == 2
+    assert done.stdout.count("pip install 'alasso[bench]'") == 2
     assert done.stdout.endswith("False\n")  # a report needs no torch

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from alasso._wording import count_of
 from alasso.bench import data
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
+from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.streams import Shelf, Stream, permuted, split, with_validation
 from alasso.errors import AlassoError

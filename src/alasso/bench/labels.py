@@ -11,6 +11,14 @@ from alasso.errors import AlassoError
 MOST_NAMED = 2  # settings that a sweep's runs are named by, be they as usual or not; of more, those that are not
 
 
+def count_of(count: int, thing: str, things: str | None = None) -> str:
+    """
+    >>> count_of(1, "task"), count_of(3, "task"), count_of(2, "class", "classes")
+    ('1 task', '3 tasks', '2 classes')
+    """
+    return f"{count} {thing if count == 1 else things or thing + 's'}"
+
+
 def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
     """A run in a few words; ``varying`` names what it differs in from others of its method."""
     return ", ".join([" ".join([config.method, *_differences(config, varying)]), f"seed {config.seed}"])

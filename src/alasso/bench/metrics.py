@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from alasso._wording import count_of
+from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 Rows = Sequence[Sequence[float]]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import alasso
-from alasso._wording import count_of
 from alasso.bench import metrics
 from alasso.bench.config import RunConfig
 from alasso.bench.io import write_whole
+from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 SCHEMA = 1

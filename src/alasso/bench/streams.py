@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alasso._wording import count_of
 from alasso.bench.data import ImageSet
 from alasso.bench.data.version import OWN_DATA
+from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 Pair = tuple[Any, Any]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from alasso._wording import to_install
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
 
@@ -17,7 +16,7 @@ try:
     from avalanche.training.plugins import SupervisedPlugin
 except ImportError as error:
     raise ImportError(
-        f"alasso.integrations.avalanche needs avalanche-lib (and torchvision): {to_install('avalanche')}"
+        "alasso.integrations.avalanche needs avalanche-lib (and torchvision): pip install 'alasso[avalanche]'"
     ) from error
 
 

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alasso._wording import to_install
 from alasso.errors import AlassoError
 from alasso.integrations import _checkpoint as files
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
@@ -24,7 +23,8 @@ from alasso.regularizer import Head, Loader, Regularizer
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise ImportError(f"alasso.integrations.huggingface needs transformers: {to_install('huggingface')}") from error
+    needed = "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
+    raise ImportError(needed) from error
 
 IGNORED = -100  # label of a position that has no part in the loss
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from alasso._wording import to_install
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise ImportError(f"alasso.integrations.lightning needs lightning: {to_install('lightning')}") from error
+    raise ImportError("alasso.integrations.lightning needs lightning: pip install 'alasso[lightning]'") from error
 
 
 class AlassoCallback(HasRegularizer, Callback):

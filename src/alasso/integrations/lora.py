@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from alasso._wording import to_install
 from alasso.errors import AlassoError
 from alasso.methods._classes import IMM
 from alasso.regularizer import Regularizer
@@ -25,7 +24,7 @@ from alasso.regularizer import Regularizer
 try:
     from peft.tuners.lora import LoraLayer
 except ImportError as error:
-    raise ImportError(f"alasso.integrations.lora needs peft: {to_install('lora')}") from error
+    raise ImportError("alasso.integrations.lora needs peft: pip install 'alasso[lora]'") from error
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from alasso._wording import count_of
 from alasso.bench.cli.console import Terminal, say
 from alasso.bench.cli.options import DataDir, Quiet
+from alasso.bench.labels import count_of
 
 data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
 

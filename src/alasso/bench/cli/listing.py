@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from alasso._wording import count_of
 from alasso.bench.cli.console import Terminal
+from alasso.bench.labels import count_of
 
 
 def list_() -> None:

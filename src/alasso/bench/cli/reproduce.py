@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alasso._wording import count_of
 from alasso.bench.cli.console import Terminal, end_stopped, say
 from alasso.bench.cli.options import DataDir, Device
+from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:

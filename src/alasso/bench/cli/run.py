@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from alasso._wording import count_of
 from alasso.bench.cli import arguments
 from alasso.bench.cli.console import Terminal, end_stopped, say
 from alasso.bench.cli.options import DataDir, Device, Epochs, OutFolder, Quiet, Restart, Resume, Seeds, Tasks
+from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 Settings = Annotated[

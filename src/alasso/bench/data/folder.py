@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from alasso._wording import count_of
 from alasso.bench.data.images import (
     ImageSet,
     Labels,
@@ -18,6 +17,7 @@ from alasso.bench.data.images import (
     require_size,
     to_rgb,
 )
+from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 _TEST_SHARE = 0.2

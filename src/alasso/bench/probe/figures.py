@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from alasso._wording import count_of
 from alasso.bench.io import write_whole
+from alasso.bench.labels import count_of
 from alasso.bench.report.drawing import INK, Line, label_ends, new_figure, pen, safe, style, titled
 from alasso.bench.report.figure_files import save
 from alasso.bench.report.style import LOOKS, Look

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from alasso._wording import count_of
 from alasso.bench import results
 from alasso.bench._make_streams import make_stream
 from alasso.bench.config import RunConfig
+from alasso.bench.labels import count_of
 from alasso.bench.learners.base import Learner
 from alasso.bench.probe.findings import Measured, Plan
 from alasso.bench.probe.progress import Watch, unwatched

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from alasso._wording import to_install
 from alasso.bench import metrics
 from alasso.bench.report.aggregate import Array, Curve, Group
 from alasso.bench.report.drawing import group_look, tick_places
@@ -44,7 +43,7 @@ def bokeh() -> Any:
     try:
         import bokeh.plotting
     except ImportError as error:
-        raise AlassoError(f"the page needs bokeh: {to_install('report')}") from error
+        raise AlassoError("the page needs bokeh: pip install 'alasso[bench]'") from error
     return bokeh.plotting
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from alasso._wording import count_of
+from alasso.bench.labels import count_of
 from alasso.bench.report.aggregate import MEASURES, Group, groups, mean_and_spread
 from alasso.bench.report.load import collect
 from alasso.bench.report.sections import sections

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alasso._wording import to_install
 from alasso.bench.report.aggregate import Array, Group, by_settings
 from alasso.bench.report.sections import Section
 from alasso.bench.report.style import Look, look_of, on_ramp, plain
@@ -61,7 +60,7 @@ def matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise AlassoError(f"figures need matplotlib: {to_install('report')}") from error
+        raise AlassoError("figures need matplotlib: pip install 'alasso[bench]'") from error
     return matplotlib
 
 

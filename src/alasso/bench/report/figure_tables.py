@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from alasso._wording import count_of
 from alasso.bench.config import RunConfig
+from alasso.bench.labels import count_of
 from alasso.bench.report.aggregate import Group, is_accurate_only
 from alasso.bench.report.drawing import new_figure, safe, style, titled
 from alasso.bench.report.sections import Section, sections

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alasso._wording import count_of
 from alasso.bench import results
+from alasso.bench.labels import count_of
 from alasso.bench.probe import findings as probe_findings
 from alasso.bench.probe.findings import Measured
 from alasso.bench.results import Result

@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import Any
 
 import alasso
-from alasso._wording import count_of
 from alasso.bench import metrics
+from alasso.bench.labels import count_of
 from alasso.bench.probe.section import probe_section
 from alasso.bench.registry import BENCHMARKS, NOTHING_TO_DOWNLOAD
 from alasso.bench.report import charts, page_parts

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alasso._wording import count_of
+from alasso.bench.labels import count_of
 from alasso.bench.registry import METHODS
 from alasso.bench.report.aggregate import MEASURES, Curve, Group, mean_and_spread
 from alasso.bench.report.drawing import group_look

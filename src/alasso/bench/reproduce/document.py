@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alasso._wording import count_of
 from alasso.bench.cli.tables import spread
 from alasso.bench.config import RunConfig, nearest
+from alasso.bench.labels import count_of
 from alasso.bench.probe.findings import Measured
 from alasso.bench.report.aggregate import Group
 from alasso.bench.reproduce import parts, show, timing

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from alasso._wording import count_of
 from alasso.bench import data, results
 from alasso.bench import labels as naming
 from alasso.bench.config import RunConfig
 from alasso.bench.io import write_whole
+from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.reproduce import timing
 from alasso.bench.reproduce.counting import is_variational

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alasso._wording import count_of
 from alasso.bench.config import RunConfig
+from alasso.bench.labels import count_of
 from alasso.bench.probe import findings as probe_findings
 from alasso.bench.probe.findings import Plan as ProbePlan
 from alasso.bench.reproduce.counting import slow_kind

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from alasso._wording import count_of
+from alasso.bench.labels import count_of
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from alasso._wording import count_of
 from alasso.bench import metrics
+from alasso.bench.labels import count_of
 from alasso.bench.probe.findings import check_surrogate
 from alasso.bench.report.aggregate import Array
 from alasso.bench.reproduce.evidence import Evidence, Values

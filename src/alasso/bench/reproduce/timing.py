@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alasso._wording import count_of
 from alasso.bench.config import RunConfig
+from alasso.bench.labels import count_of
 from alasso.bench.reproduce.counting import EXAMPLES, answers_of, coreset_steps, plain_steps, slow_kind, steps_of
 from alasso.bench.reproduce.parts import read_parts, summed
 from alasso.bench.reproduce.plan import Plan, Probe, part_title

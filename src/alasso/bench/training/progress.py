@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from alasso._wording import to_install
 from alasso.bench.io import disk_errors_as_advice
 from alasso.errors import AlassoError, DivergedError
 
@@ -223,7 +222,7 @@ class TensorBoardLog(Quiet):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise AlassoError(f"TensorBoard is not installed: {to_install('tensorboard')}") from error
+            raise AlassoError("TensorBoard is not installed: pip install 'alasso[tensorboard]'") from error
         self.writer: Any = SummaryWriter(str(folder))
         self.epochs = 0
 

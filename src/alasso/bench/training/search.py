@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
-from alasso._wording import count_of
 from alasso.bench import results
 from alasso.bench.config import RunConfig, known, other_setting
 from alasso.bench.io import check_file, write_whole
+from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.results import Result
 from alasso.bench.training import sweep as runs
