@@ -21,11 +21,8 @@ test-gpu: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# Every figure of the committed results in docs/figures, the page in runs/, the paper's claims in docs/reproduction.md.
+# The paper's claims judged anew from the committed results, with the figures that the documents show.
 figures: $(VENV)/.installed-dev
-	rm -rf runs/figures
-	$(BIN)/alasso report results -o runs/report.html --figures runs/figures
-	rm -rf docs/figures && mv runs/figures docs/figures # all at once: one that no result stands behind any more is gone
 	$(BIN)/alasso reproduce --judge
 
 # The documentation site in site/; a warning is an error. The search needs a server: python3 -m http.server -d site
