@@ -1,6 +1,8 @@
-"""What has to cross ranks: sums over the ranks' data, totals over shards, and states for another number of ranks.
+"""Sharded tensors and sums over ranks: DDP adds up what the ranks saw, FSDP2 gives each rank a shard of a parameter.
 
-Nothing here loads distributed tensors, which takes most of a second, until there are some.
+All maths of the core is elementwise, so a rank works on its own shard, :func:`local`; only totals and saved states need
+the other ranks. Importing ``torch.distributed.tensor`` takes most of a second. Where nobody has imported it, nothing is
+sharded; so this module never imports it, it looks whether it is there.
 """
 
 from __future__ import annotations
@@ -15,45 +17,48 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from alasso._sharding import local
-
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+_TENSORS = "torch.distributed.tensor"
+
+
+# -- shards --------------------------------------------------------------------------------------------------
 
 
 def is_sharded(tensor: Tensor | None) -> TypeGuard[DTensor]:
     """Whether a tensor is distributed over ranks."""
-    loaded = sys.modules.get("torch.distributed.tensor")
+    loaded = sys.modules.get(_TENSORS)
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
+def local(tensor: Tensor) -> Tensor:
+    """Returns the shard on this rank; the tensor itself where nothing is sharded."""
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:  # the usual case, asked for in every step
+        return tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
 def sharded_like(values: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's shard of ``values``, which are whole or themselves sharded, cut as ``parameter`` is. A copy."""
+    """Copies this rank's shard of ``values`` (whole or sharded), cut as ``parameter`` is."""
     if is_sharded(values):
-        if is_sharded(parameter) and same_layout(values, parameter):
+        if is_sharded(parameter) and _same_layout(values, parameter):
             return values.to_local().clone()
         values = values.full_tensor()
     if not is_sharded(parameter):
         return values.clone()
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = parameter.device_mesh
+    tensors, mesh = sys.modules[_TENSORS], parameter.device_mesh
     # Every rank has all of it, so cutting needs no communication.
-    whole = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return whole.redistribute(mesh, parameter.placements).to_local().clone()
-
-
-def same_layout(one: DTensor, other: DTensor) -> bool:
-    return one.device_mesh == other.device_mesh and one.placements == other.placements and one.shape == other.shape
+    everywhere = tensors.DTensor.from_local(values, mesh, [tensors.Replicate()] * mesh.ndim, run_check=False)
+    shard: Tensor = everywhere.redistribute(mesh, parameter.placements).to_local()
+    return shard.clone()
 
 
 def as_sharded(shard: Tensor, parameter: Tensor | None) -> Tensor:
-    """A shard as a part of the whole, cut as ``parameter`` is; a copy."""
+    """Copies a rank's shard into a sharded tensor that is cut as ``parameter`` is."""
     if not is_sharded(parameter):
         return shard.clone()
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
+    sharded: Tensor = sys.modules[_TENSORS].DTensor.from_local(
         shard.clone(),
         parameter.device_mesh,
         parameter.placements,
@@ -61,18 +66,26 @@ def as_sharded(shard: Tensor, parameter: Tensor | None) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+    return sharded
 
 
 def is_first_shard(parameter: Tensor) -> bool:
-    """True where the first shard of a parameter lives, which stands for all of them."""
+    """Whether this rank holds a parameter's first shard, the one that speaks for all of them."""
     if not is_sharded(parameter):
         return True
     place: list[int] = list(parameter.device_mesh.get_coordinate() or ())
     return not any(index for index, cut in zip(place, parameter.placements, strict=True) if cut.is_shard())
 
 
+def _same_layout(one: DTensor, other: DTensor) -> bool:
+    return one.device_mesh == other.device_mesh and one.placements == other.placements and one.shape == other.shape
+
+
+# -- sums over ranks -----------------------------------------------------------------------------------------
+
+
 def sum_over_shards(values: Tensor, parameter: Tensor | None) -> Tensor:
-    """Sum over the ranks that hold different shards of ``parameter``; ``values`` itself where it is whole."""
+    """Sums over the ranks that hold different shards of ``parameter``; returns ``values`` itself if it is whole."""
     if not is_sharded(parameter):
         return values
     total = values.detach().clone()
@@ -83,7 +96,11 @@ def sum_over_shards(values: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def total_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Sum of (term, parameter it came from) over all shards. The gradient is that of this rank's own shards."""
+    """Sums scalar terms over all shards; its gradient is that of this rank's own shards.
+
+    Args:
+        terms: (term, parameter it came from).
+    """
     device = terms[0][0].device
     own = torch.stack([term.to(device) for term, _ in terms]).sum()
     layouts: dict[Any, list[tuple[Tensor, Tensor]]] = {}
@@ -97,7 +114,7 @@ def total_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
-    """Each flag's largest value over all ranks, if any of the parameters is sharded: ranks must decide alike."""
+    """Returns each flag's maximum over all ranks if a parameter is sharded, so that all ranks decide alike."""
     sharded = next((p for p in parameters if is_sharded(p)), None)
     if sharded is None:
         return list(flags)
@@ -108,17 +125,33 @@ def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
 
 
 def add_over_ranks_(tensors: Iterable[Tensor]) -> None:
-    """Sums of what each rank saw of the data, in place; nothing outside a distributed run."""
+    """Adds up in place what each rank saw of the data; does nothing outside a distributed run."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in tensors:
             dist.all_reduce(tensor)
 
 
+# -- sharded models ------------------------------------------------------------------------------------------
+
+
+def reshard(model: nn.Module) -> None:
+    """Has FSDP2 give up whole parameters, which an evaluation leaves in the model, and put the shards back."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not hasattr(fsdp, "FSDPModule"):
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
 @contextmanager
 def whole(model: nn.Module) -> Iterator[Callable[[nn.Parameter], nn.Parameter]]:
-    """While within, a sharded model has whole parameters and runs like a plain one, on every rank by itself.
+    """Makes a sharded model whole on every rank while the context lasts, so that it runs like a plain one.
 
-    Yields a function from a parameter to the one that stands in for it. Takes memory for the whole model on each rank.
+    It takes memory for the whole model on each rank. A model that is not sharded stays as it is.
+
+    Yields:
+        A function from a parameter to the one that stands in for it.
     """
     stand_ins: dict[nn.Parameter, nn.Parameter] = {}
     changed: list[tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None]]] = []
@@ -133,7 +166,7 @@ def whole(model: nn.Module) -> Iterator[Callable[[nn.Parameter], nn.Parameter]]:
             module._parameters[slot] = stand_ins[parameter]
         for table in ("_forward_pre_hooks", "_forward_hooks"):
             present = getattr(module, table)
-            others = OrderedDict((key, hook) for key, hook in present.items() if not of_fsdp(hook))
+            others = OrderedDict((key, hook) for key, hook in present.items() if not _belongs_to_fsdp(hook))
             if len(others) < len(present):
                 hooks.append((module, table, present))
                 setattr(module, table, others)
@@ -146,7 +179,7 @@ def whole(model: nn.Module) -> Iterator[Callable[[nn.Parameter], nn.Parameter]]:
             setattr(module, table, present)
 
 
-def of_fsdp(hook: Any) -> bool:
+def _belongs_to_fsdp(hook: Any) -> bool:
     """Whether a hook gathers or frees shards, which a whole model must not do."""
     owner = getattr(hook, "__self__", None)
     return type(owner).__module__.startswith("torch.distributed.fsdp")

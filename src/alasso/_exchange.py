@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from alasso._sharding import local
+from alasso._distributed import local
 from alasso._unseen import note_held
 from alasso.errors import AlassoError
 from alasso.methods.base import add_to_path_

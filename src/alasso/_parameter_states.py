@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from alasso._distributed import as_sharded
+from alasso._distributed import as_sharded, local, reshard
 from alasso._grown import grown, moved_like, state_dtype
 from alasso._parameters import check_kinds, check_patterns, named_weights, patterns_of, plain_name, unwrapped
 from alasso._settings import WithSettings
-from alasso._sharding import gather_no_more, local
 from alasso._sightings import Past, Sightings
 from alasso._state_dict import from_saved
 from alasso.errors import AlassoError
@@ -48,7 +47,7 @@ class KeepsStates(WithSettings):
 
     def refresh(self) -> None:
         """Look at the model again: parameters may have been added, unfrozen, or replaced by larger ones."""
-        gather_no_more(self.model)
+        reshard(self.model)
         named = dict(named_weights(self.model, self.exclude))
         self._rename(self._sightings.renamed(named))
         self._sightings.look(named, self._past_of)

@@ -14,9 +14,9 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from alasso._distributed import is_sharded
 from alasso._frames import users_stacklevel
 from alasso._parameters import some_of
-from alasso._sharding import is_sharded
 
 
 class Past(NamedTuple):

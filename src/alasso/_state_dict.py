@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alasso._distributed import as_sharded, is_first_shard, sharded_like, sum_over_shards
-from alasso._sharding import local
+from alasso._distributed import as_sharded, is_first_shard, local, sharded_like, sum_over_shards
 from alasso.errors import AlassoError
 from alasso.methods.base import Surrogate
 

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
-from alasso._distributed import total_of
+from alasso._distributed import local, total_of
 from alasso._exchange import Exchange
 from alasso._frames import users_stacklevel
 from alasso._parameter_states import KeepsStates
 from alasso._parameters import named_weights, some_of
-from alasso._sharding import local
 from alasso._sightings import begins_with
 from alasso._soundness import check_importance
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, from_saved, to_save

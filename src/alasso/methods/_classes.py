@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
+from alasso._distributed import local
 from alasso._frames import users_stacklevel
-from alasso._sharding import local
 from alasso._soundness import check_importance
 from alasso._unseen import count_unseen_steps
 from alasso.errors import AlassoError, DivergedError
