@@ -1,15 +1,21 @@
-"""Result files: one JSON a run, written once and whole, with all that is needed to run it again."""
+"""Result files: what one run found, with all that is needed to run it again.
+
+A run writes one JSON file. Results that are kept for good go several to a file, one JSON object a line (``.jsonl``);
+either may be compressed (``.xz``). Everything here reads them all.
+"""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import json
+import lzma
+import math
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +28,10 @@ from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 SCHEMA = 1
+#: How the names of files with results end.
+ENDINGS = (".json", ".jsonl", ".json.xz", ".jsonl.xz")
+#: How the names of files end that runs and probes leave beside them.
+BESIDE = (".csv", ".checkpoint", "probe.json", "probe.json.xz", ".diverged")
 
 
 @dataclass(frozen=True)
@@ -40,57 +50,193 @@ class Result:
 
     @property
     def name(self) -> str:
+        """Name of the run, and of its file without the ending."""
         return self.config.name
 
     def to_json(self) -> dict[str, Any]:
+        """The content of a result file."""
         return {"schema": SCHEMA, **asdict(self), "config": self.config.to_json()}
 
 
+# -- writing ----------------------------------------------------------------------------------------------------
+
+
 def result_path(config: RunConfig, folder: Path) -> Path:
+    """Where a run writes its result."""
     return folder / f"{config.name}.json"
 
 
 def checkpoint_path(config: RunConfig, folder: Path) -> Path:
-    """Beside the result to be, while the run goes on."""
+    """Where a run keeps its checkpoint while it trains."""
     return folder / f"{config.name}.checkpoint"
 
 
 def write(result: Result, folder: Path) -> Path:
+    """Writes a result into a file of its own.
+
+    Args:
+        result: What a run found.
+        folder: Where the file goes; made if it is missing.
+
+    Returns:
+        The file, named after the run.
+
+    Raises:
+        AlassoError: The folder takes no files.
+    """
     path = result_path(result.config, folder)
-    text = json.dumps(result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(path, (compact_rows(text) + "\n").encode())
+    write_whole(path, (as_text(result.to_json()) + "\n").encode())
     return path
 
 
+def as_text(value: Any, indent: int = 0) -> str:
+    """Formats JSON with indents, but a list of plain values on one line: a row of a matrix stays a row.
+
+    >>> print(as_text({"accuracy": [[0.9], [0.8, 0.9]]}))
+    {
+     "accuracy": [
+      [0.9],
+      [0.8, 0.9]
+     ]
+    }
+    """
+    if isinstance(value, Mapping) and value:
+        items = [f"{json.dumps(name)}: {as_text(item, indent + 1)}" for name, item in value.items()]
+        brackets = "{}"
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        items = [as_text(item, indent + 1) for item in value]
+        brackets = "[]"
+    else:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    line = "\n" + " " * indent
+    return brackets[0] + ",".join(f"{line} {item}" for item in items) + line + brackets[1]
+
+
+def unpack(path: Path, folder: Path) -> list[Path]:
+    """Writes each result of a file into a file of its own, as the run wrote it.
+
+    Args:
+        path: A file with one or more results, or a folder of such files.
+        folder: Where the files go; made if it is missing.
+
+    Returns:
+        The files written.
+
+    Raises:
+        AlassoError: ``path`` holds something else, or the folder takes no files.
+    """
+    found = list(read_all([path]))
+    for result in found:
+        if isinstance(result, AlassoError):
+            raise result
+    return [write(result, folder) for result in found if isinstance(result, Result)]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------
+
+
 def read(path: Path) -> Result:
-    """A result file, or one clear sentence why it is none."""
+    """Reads a file that holds one result.
+
+    Args:
+        path: The file; see :data:`ENDINGS`.
+
+    Returns:
+        The result.
+
+    Raises:
+        AlassoError: The file cannot be read, holds no result, or several.
+    """
     if path.is_dir():
         raise AlassoError(f"{path} is a folder; name one result file")
+    found = read_file(path)
+    if len(found) != 1:
+        raise AlassoError(f"{path} holds {len(found)} results; `alasso unpack {path}` writes a file for each")
+    if isinstance(found[0], AlassoError):
+        raise found[0]
+    return found[0]
+
+
+def read_all(paths: Iterable[Path]) -> Iterator[Result | AlassoError]:
+    """Reads every result in files and folders.
+
+    Args:
+        paths: Files, and folders, which are searched to the bottom.
+
+    Yields:
+        Each result, or the error that says why one cannot be read.
+
+    Raises:
+        AlassoError: One of the paths does not exist.
+    """
+    for path in result_files(paths):
+        yield from read_file(path)
+
+
+def result_files(paths: Iterable[Path]) -> list[Path]:
+    """Lists the files with results below some paths; a file that is named itself needs no certain ending."""
+    return [path for path in files_below(paths, ENDINGS) if not path.name.endswith(BESIDE)]
+
+
+def files_below(paths: Iterable[Path], endings: tuple[str, ...]) -> list[Path]:
+    """Lists files by the ends of their names, each once; a file that is named itself is taken as it is."""
+    files: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise AlassoError(f"there is no file or folder {path}")
+        inside = [file for file in path.rglob("*") if file.name.endswith(endings)] if path.is_dir() else [path]
+        for file in sorted(inside):
+            if file.is_file():
+                files.setdefault(file.resolve(), file)
+    return list(files.values())
+
+
+def read_file(path: Path) -> list[Result | AlassoError]:
+    """Reads all results of one file; in place of one that cannot be read, the error that says why."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+    except AlassoError as error:
+        return [error]
+    if not path.name.removesuffix(".xz").endswith(".jsonl"):
+        return [_parsed(text, str(path))]
+    lines = enumerate(text.split("\n"), 1)
+    return [_parsed(line, f"{path}, line {number},") for number, line in lines if line.strip()]
+
+
+def read_text(path: Path) -> str:
+    """Reads a file, compressed or not.
+
+    Raises:
+        AlassoError: It cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+        return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
     except OSError as error:
         raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise AlassoError(f"{path} is not a whole JSON file") from error
-    if not isinstance(raw, dict) or "schema" not in raw:
-        raise AlassoError(f"{path} is not a result of alasso")
-    if raw.pop("schema") != SCHEMA:
-        raise AlassoError(f"{path} has a schema this version does not know; it reads schema {SCHEMA}")
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        raise AlassoError(f"{path} is damaged, or is no result file") from error
+
+
+def _parsed(text: str, where: str) -> Result | AlassoError:
     try:
-        result = Result(**{**raw, "config": RunConfig.from_json(raw["config"])})
-        check_kinds(result)
-        metrics.lower_triangle(result.accuracy)
-        check_length(result)
-        check_stack(result)
+        raw = json.loads(text)
+    except ValueError:
+        return AlassoError(f"{where} is not a whole JSON file")
+    if not isinstance(raw, dict) or "schema" not in raw:
+        return AlassoError(f"{where} is not a result of alasso")
+    if raw.pop("schema") != SCHEMA:
+        return AlassoError(f"{where} has a schema this version does not know; it reads schema {SCHEMA}")
+    try:
+        return checked(Result(**{**raw, "config": RunConfig.from_json(raw["config"])}))
     except KeyError as error:
-        raise AlassoError(f"{path} is not a result of alasso: it has no {error}") from error
-    except (TypeError, AlassoError) as error:
-        raise AlassoError(f"{path} is not a result of alasso: {error}") from error
-    return result
+        return AlassoError(f"{where} is not a result of alasso: it has no {error}")
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        return AlassoError(f"{where} is not a result of alasso: {error}")
 
 
-def check_kinds(result: Result) -> None:
-    """Numbers where numbers belong: what was edited by hand may hold texts in their place."""
+def checked(result: Result) -> Result:
+    """Checks that numbers are where numbers belong, one row of them for each task: files can be edited by hand."""
     if not all(isinstance(part, dict) for part in (result.environment, result.data, result.metrics)):
         raise AlassoError("environment, data and metrics must be objects")
     if not isinstance(result.accuracy, list) or not all(map(is_list_of_numbers, result.accuracy)):
@@ -99,12 +245,18 @@ def check_kinds(result: Result) -> None:
         if not is_list_of_numbers(getattr(result, name)):
             raise AlassoError(f"{name} must be a list of numbers")
     for name in ("seconds", "peak_memory"):
-        if not is_number(getattr(result, name)):
+        value = getattr(result, name)
+        if not is_number(value) or not 0 <= value < math.inf:
             raise AlassoError(f"{name} must be a number")
     if not all(value is None or is_number(value) for value in result.metrics.values()):
         raise AlassoError("metrics must be numbers, or null")
     if not all(isinstance(edition, str) for edition in result.data.values()):
         raise AlassoError("data must name editions, which are texts")
+    metrics.lower_triangle(result.accuracy)
+    rows, tasks = len(result.accuracy), result.config.tasks
+    if tasks not in (None, rows):
+        raise AlassoError(f"it has {count_of(rows, 'row')} of accuracy for {count_of(tasks, 'task')}")
+    return result
 
 
 def is_list_of_numbers(value: object) -> bool:
@@ -115,74 +267,16 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_length(result: Result) -> None:
-    """Rows were lost, or put in by hand, where there are not as many as tasks."""
-    if result.config.tasks not in (None, len(result.accuracy)):
-        raise AlassoError(
-            f"it has {count_of(len(result.accuracy), 'row')} of accuracy for {count_of(result.config.tasks, 'task')}"
-        )
-
-
-def check_stack(result: Result) -> None:
-    """Where a result names the runs it was trained with, it is one of them, and none is there twice."""
-    for part in ("stack", "diverged"):
-        names = result.environment.get(part, [])
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise AlassoError(f"its {part} is no list of names")
-    stack = result.environment.get("stack", [])
-    if len(set(stack)) < len(stack) or (stack and result.name not in stack):
-        raise AlassoError("its stack names a run twice, or not the run itself")
-
-
-def device_of(environment: Mapping[str, Any]) -> str:
-    """What did the computing."""
-    return str(environment.get("gpu") or environment.get("cpu"))
-
-
-def read_all(folder: Path) -> Iterator[Result | AlassoError]:
-    """Every result in a folder; what cannot be read comes as the error that says why."""
-    for path in sorted(folder.glob("*.json")):
-        try:
-            yield read(path)
-        except AlassoError as error:
-            yield error
-
-
-def compact_rows(text: str) -> str:
-    """Rows of numbers on one line each: a hundred tasks stay readable in a diff."""
-    lines: list[str] = []
-    row: list[str] | None = None
-    for line in text.split("\n"):
-        bare = line.strip()
-        if row is not None:
-            row.append(line)
-            if bare in ("]", "],"):
-                first, *others = row
-                lines.append("".join([first, *map(str.strip, others)]).replace(",", ", ").rstrip())
-                row = None
-            elif not _is_number(bare.rstrip(",")):
-                lines += row  # no row of numbers after all
-                row = None
-        elif bare.endswith("["):
-            row = [line]
-        else:
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 # -- where it ran -----------------------------------------------------------------------------------------------
 
 
+def device_of(environment: Mapping[str, Any]) -> str:
+    """Names the GPU, or else the CPU, that did the computing."""
+    return str(environment.get("gpu") or environment.get("cpu"))
+
+
 def environment(device: str) -> dict[str, Any]:
-    """Machine, versions and commit."""
+    """Describes the machine, the versions and the commit that a run is trained with."""
     import numpy
     import torch
 
@@ -205,7 +299,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit this package runs from, with a + if files differ from it; None for an installed package.
+    """Names the commit this package runs from, with a + if files differ from it; None for an installed package.
 
     ``ALASSO_COMMIT`` stands in where the source is a copy without its history.
     """

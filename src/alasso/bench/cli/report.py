@@ -146,10 +146,10 @@ def measure(result: Path, out: Path, plan: Plan, data_dir: Path | None, device: 
     from alasso.bench.probe.measure import probe_first_task
     from alasso.bench.probe.progress import ShownProgress
     from alasso.bench.report.drawing import matplotlib
-    from alasso.bench.report.load import read_checked
+    from alasso.bench.results import read
 
     check_writable(out)
-    config = read_checked(result).config
+    config = read(result).config
     refuse_probe_of_another(out, config.to_json())
     matplotlib()  # or it would be missed only after all is measured
     progress = ShownProgress(Terminal(), say)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alasso.bench.report.aggregate import Array
+from alasso.bench.results import read_text
 from alasso.errors import AlassoError
 
 #: Less than this share of the loss is rounding, not a change.
@@ -156,7 +157,7 @@ def read(path: Path) -> Measured:
     """A probe's file, or one clear sentence why it is none."""
     raw: Any = None
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
         measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
         measured.check_shapes()
         measured.statement()  # its numbers can be reckoned with

@@ -9,10 +9,10 @@ from alasso.bench.data.version import short
 from alasso.bench.intransigence import same_stream
 from alasso.bench.probe.findings import Measured, Plan, read
 from alasso.bench.report.aggregate import MEASURES, Group, groups
-from alasso.bench.report.load import read_checked
 from alasso.bench.reproduce.experiments import Experiment, config_of
 from alasso.bench.reproduce.plan import notes_in, probes_in, results_in
 from alasso.bench.results import Result
+from alasso.bench.results import read as read_checked
 from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
 

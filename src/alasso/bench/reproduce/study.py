@@ -107,7 +107,7 @@ class Study:
             but_for_tasks(c) for c in runs_of(self.experiments.values()).values() if checkpoint_path(c, out).exists()
         }
         never_begun = [config for config in missing if but_for_tasks(config) not in begun]
-        present = [found for found in read_all(out) if isinstance(found, Result)] if never_begun else []
+        present = [found for found in read_all([out]) if isinstance(found, Result)] if never_begun else []
         return lost_stacks(never_begun, present, self.experiments.values(), cache(here))
 
     def refuse_other_images(self) -> None:

@@ -71,7 +71,7 @@ def search(
                 console.print(said, highlight=False, soft_wrap=True)
         outcome["methods"][method] = found
         outcome["chosen"][method] = {name: found["tried"][0][name] for name in found["space"]}
-        write_whole(file, (results.compact_rows(json.dumps(outcome, indent=1)) + "\n").encode())
+        write_whole(file, (results.as_text(outcome) + "\n").encode())
     if without:
         raise AlassoError(" | ".join(without))
     return outcome
