@@ -97,6 +97,28 @@ def test_every_equation_of_the_paper_has_its_function():
     assert all(callable(named(path)) for path in shown)
 
 
+def test_the_readme_is_short_and_its_numbers_are_those_of_the_reproduction():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) < 700
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) < 40
+    document = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    columns = ["alasso", "si", "ewc", "sgd", "single-task"]
+    for shown, section in (
+        ("permuted MNIST", "Permuted MNIST, 30 tasks"),
+        ("split CIFAR-10/100", "Split CIFAR-10/100"),
+        ("split Tiny ImageNet", "Split Tiny ImageNet"),
+    ):
+        table = document.partition(f"## {section} (")[2].partition("## ")[0]
+        rows = re.findall(r"^\| ([\w-]+) \| (.*?) \|.* (\d+) \|$", table, re.M)
+        found = {name: f"{accuracy} ({seeds})" for name, accuracy, seeds in rows}
+        cells = re.findall(rf"^\| {shown} \| [\d.]+ \| (.*) \|$", text, re.M)[0].replace("\\*", "").split(" | ")
+        starred = ["online-ewc" if name == "ewc" and "MNIST" in shown else name for name in columns]
+        assert cells == [found[name] for name in starred]
+    tally = re.search(r"Of (\d+) claims: (\d+) hold, (\d+) within noise, (\d+) do not hold", document)
+    claims = "paper's {} claims {} hold, {} are within noise and {} do not hold"
+    assert claims.format(*tally.groups()) in " ".join(text.split())
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
