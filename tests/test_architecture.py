@@ -1,0 +1,126 @@
+"""The shape of the code: who imports whom, and how large it may be. `tools/measure_code.py` prints the same figures."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+import measure_code
+
+#: At most this today, and what it should become. The first number may only fall.
+LIMITS = {
+    "code lines": (14_487, 12_000),
+    "code lines of the core": (4_200, 4_200),
+    "modules": (145, 85),
+    "lines of a module": (400, 400),
+    "imports inside functions": (132, 25),
+    "imports inside functions of what is neither heavy nor optional": (90, 0),
+    "deepest inheritance": (6, 3),
+    "tracked files": (920, 450),
+}
+#: At least this today, and what it should become.
+DOCS_SHARE_OF_THE_CORE = (0.18, 0.25)
+
+#: Loads for long, or need not be installed: may be imported inside a function.
+HEAVY_OR_OPTIONAL = {
+    "PIL", "accelerate", "avalanche", "bokeh", "jinja2", "lightning", "matplotlib", "peft", "pooch", "requests", "rich",
+    "sklearn", "tensorboard", "torch", "transformers",
+}  # fmt: skip
+#: The command `alasso`: the one way from the library into the laboratory.
+DOOR = "__main__.py"
+#: The libraries that the integrations adapt to.
+ADAPTED = {"lightning", "transformers", "peft", "avalanche"}
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+IMPORT = ast.Import | ast.ImportFrom
+
+
+@cache
+def modules():
+    """Text and tree of every module, by its path below src/alasso."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(measure_code.SOURCE.rglob("*.py"))}
+    return {path.relative_to(measure_code.SOURCE).as_posix(): (text, ast.parse(text)) for path, text in texts.items()}
+
+
+def core():
+    return {name: parsed for name, parsed in modules().items() if not name.startswith("bench/")}
+
+
+def below(tree, kind):
+    return (node for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def names(statement):
+    """What an import statement names: ``from a.b import c`` → ``a.b.c``."""
+    if isinstance(statement, ast.Import):
+        return {alias.name for alias in statement.names}
+    assert statement.level == 0, "imports are absolute"
+    return {f"{statement.module}.{alias.name}" for alias in statement.names}
+
+
+def libraries(statements):
+    return {name.partition(".")[0] for statement in statements for name in names(statement)}
+
+
+def late(tree):
+    """Import statements inside functions."""
+    return {node for function in below(tree, FUNCTION) for node in below(function, IMPORT)}
+
+
+def for_types(tree):
+    """Import statements that only a type checker reads."""
+    blocks = (node for node in below(tree, ast.If) if getattr(node.test, "id", "") == "TYPE_CHECKING")
+    return {node for block in blocks for node in below(block, IMPORT)}
+
+
+def test_only_the_command_leads_from_the_library_into_the_laboratory():
+    for module, (_, tree) in core().items():
+        reached = late(tree) if module == DOOR else set()
+        into = [node for node in set(below(tree, IMPORT)) - reached if any("alasso.bench" in n for n in names(node))]
+        assert not into, module
+
+
+def test_the_core_imports_torch_and_the_standard_library_alone():
+    for module, (_, tree) in core().items():
+        own = ADAPTED if module.startswith("integrations/") else set()
+        assert libraries(set(below(tree, IMPORT)) - for_types(tree)) <= {
+            "alasso",
+            "torch",
+            *sys.stdlib_module_names,
+            *own,
+        }
+
+
+@cache
+def measured():
+    trees = {module: tree for module, (_, tree) in modules().items()}
+    code = {module: measure_code.line_kinds(text, tree)["code"] for module, (text, tree) in modules().items()}
+    light = [n for m, tree in trees.items() if m != DOOR for n in late(tree) if not libraries([n]) <= HEAVY_OR_OPTIONAL]
+    return {
+        "code lines": sum(code.values()),
+        "code lines of the core": sum(code[module] for module in core()),
+        "modules": len(trees),
+        "lines of a module": max(len(text.splitlines()) for text, _ in modules().values()),
+        "imports inside functions": sum(map(measure_code.late_imports, trees.values())),
+        "imports inside functions of what is neither heavy nor optional": len(light),
+        "deepest inheritance": measure_code.deepest_inheritance(list(trees.values()))[0],
+    }
+
+
+@pytest.mark.parametrize("what", [what for what in LIMITS if what != "tracked files"])
+def test_the_code_keeps_its_size(what):
+    assert measured()[what] <= LIMITS[what][0]
+
+
+def test_the_core_is_documented():
+    kinds = [measure_code.line_kinds(text, tree) for text, tree in core().values()]
+    docs, code = (sum(one[kind] for one in kinds) for kind in ("docs", "code"))
+    assert docs / (docs + code) >= DOCS_SHARE_OF_THE_CORE[0]
+
+
+@pytest.mark.skipif(not (measure_code.ROOT / ".git").exists() or not shutil.which("git"), reason="no repository")
+def test_few_files_are_tracked():
+    listed = subprocess.run(["git", "ls-files"], cwd=measure_code.ROOT, capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) <= LIMITS["tracked files"][0]
