@@ -10,6 +10,7 @@ from rich.console import Console
 from alasso.bench import results
 from alasso.bench._make_streams import make_streams
 from alasso.bench.config import RunConfig
+from alasso.bench.io import taken
 from alasso.bench.learners import base as learners
 from alasso.bench.report.load import collect
 from alasso.bench.reproduce import counting, show, stopwatch, timing
@@ -23,7 +24,6 @@ from alasso.bench.stacking import lanes
 from alasso.bench.training import run as train
 from alasso.bench.training import sweep as runs
 from alasso.bench.training import trainer as loop
-from alasso.bench.training.locks import taken
 from alasso.bench.training.progress import Stopped
 from alasso.errors import AlassoError, DivergedError
 

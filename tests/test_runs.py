@@ -22,6 +22,7 @@ from torch import nn
 
 from alasso import AlassoError
 from alasso.bench import io as atomic
+from alasso.bench import io as taking
 from alasso.bench import labels as naming
 from alasso.bench import models, results
 from alasso.bench import registry as catalog
@@ -34,7 +35,6 @@ from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.streams import Stream, fingerprint, with_edition
 from alasso.bench.training import checkpoint, progress, search
 from alasso.bench.training import diverged as divergence
-from alasso.bench.training import locks as taking
 from alasso.bench.training import run as train
 from alasso.bench.training import sweep as runs
 from alasso.bench.training import trainer as loop
@@ -482,7 +482,7 @@ def test_a_run_is_one_process_s_at_a_time(tmp_path, monkeypatch):
 
 
 def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
-    held = "import sys, time; from pathlib import Path; from alasso.bench.training.locks import taken\n"
+    held = "import sys, time; from pathlib import Path; from alasso.bench.io import taken\n"
     held += "with taken(Path(sys.argv[1]), ['x']): print('held', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with process:
@@ -497,10 +497,10 @@ def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(taking.fcntl, "flock", refuse)
+    monkeypatch.setattr(taking.FileLock, "acquire", refuse)
     with taking.taken(tmp_path, ["x"]):
         assert not taking.is_anothers(tmp_path)  # which cannot be known, and is not assumed
         with taking.taken(tmp_path, ["x"]):

@@ -10,6 +10,7 @@ from rich.console import Console
 from alasso.bench import results
 from alasso.bench.config import RunConfig
 from alasso.bench.data import load
+from alasso.bench.io import taken
 from alasso.bench.learners import base as learners
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.stacking import lanes
@@ -17,7 +18,6 @@ from alasso.bench.streams import split
 from alasso.bench.training import checkpoint
 from alasso.bench.training import run as train
 from alasso.bench.training import sweep as runs
-from alasso.bench.training.locks import taken
 from alasso.bench.training.waypoints import Waypoint, carriers
 from alasso.errors import AlassoError, DivergedError
 

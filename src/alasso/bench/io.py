@@ -1,15 +1,19 @@
-"""Writing files so that they are whole or not there at all, and saying plainly when the disk refuses."""
+"""Whole files or none, one sentence when the disk refuses, and locks that keep two processes apart."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
 from alasso.errors import AlassoError
+
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what some file systems on a network answer
 
 
 @contextmanager
@@ -71,3 +75,84 @@ def check_writable(folder: Path, named: Path | None = None) -> None:
         probe = there / ".alasso-can-write"
         probe.write_bytes(b"")
         probe.unlink()
+
+
+# -- a run is one process's at a time: two in one folder would write over each other's checkpoint -------------------
+
+
+@contextmanager
+def taken(folder: Path, names: Iterable[str]) -> Iterator[None]:
+    """Hold runs in a folder while inside; the system gives a lock back however the process ends.
+
+    Args:
+        folder: Where the runs' checkpoints and results lie; made if it is not there.
+        names: The runs.
+
+    Raises:
+        AlassoError: If another process holds one of them.
+    """
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_taken(_lock_file(folder, name), name))
+        yield
+
+
+def refuse_those_of_others(folder: Path, names: Iterable[str]) -> None:
+    """Raises AlassoError as :func:`taken` would, before any of the runs is trained."""
+    for name in names:
+        if _is_taken(_lock_file(folder, name)):
+            raise AlassoError(_refusal(name))
+
+
+def is_anothers(folder: Path) -> bool:
+    """Whether a process is training runs in this folder."""
+    return any(map(_is_taken, folder.glob(".*.lock")))
+
+
+@contextmanager
+def _taken(path: Path, name: str) -> Iterator[None]:
+    with disk_errors_as_advice(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _acquired(path)
+    if lock is None:
+        raise AlassoError(_refusal(name))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # before the release, so that nobody takes a file that is about to go
+        lock.release()
+
+
+def _acquired(path: Path) -> FileLock | None:
+    """The lock, taken where the file system has locks; None if another has it."""
+    lock = FileLock(path, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        return None
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        path.touch()
+    return lock
+
+
+def _is_taken(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        lock = _acquired(path)
+    except OSError:
+        return False
+    if lock:
+        lock.release()
+    return lock is None
+
+
+def _lock_file(folder: Path, name: str) -> Path:
+    return folder / f".{name}.lock"
+
+
+def _refusal(name: str) -> str:
+    return f"{name} is being trained by another process; wait for it, or choose another folder"

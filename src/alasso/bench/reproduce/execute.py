@@ -15,7 +15,7 @@ from rich.console import Console
 from alasso.bench import data, results
 from alasso.bench import labels as naming
 from alasso.bench.config import RunConfig
-from alasso.bench.io import write_whole
+from alasso.bench.io import is_anothers, write_whole
 from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.reproduce import timing
@@ -27,7 +27,6 @@ from alasso.bench.reproduce.plan import Part, Plan, Probe, part_title
 from alasso.bench.results import checkpoint_path, result_path
 from alasso.bench.training import diverged as divergence
 from alasso.bench.training import sweep as runs
-from alasso.bench.training.locks import is_anothers
 from alasso.bench.training.progress import stop_on_request
 from alasso.errors import AlassoError
 

@@ -14,6 +14,7 @@ from alasso.bench import models, results
 from alasso.bench._make_streams import make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.data import version as editions
+from alasso.bench.io import taken
 from alasso.bench.learners import LEARNERS
 from alasso.bench.learners.base import Learner
 from alasso.bench.learners.vcl import Variational
@@ -23,7 +24,6 @@ from alasso.bench.streams import Stream, with_edition
 from alasso.bench.training import checkpoint
 from alasso.bench.training.checkpoint import Position
 from alasso.bench.training.compiling import compiles_on, keep_compiling_processes
-from alasso.bench.training.locks import taken
 from alasso.bench.training.progress import Observer, Quiet, Stopped, stop_on_request
 from alasso.bench.training.trainer import Lane, Trainer
 from alasso.bench.training.waypoints import Waypoint

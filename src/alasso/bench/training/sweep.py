@@ -16,12 +16,12 @@ from rich.console import Console
 from alasso.bench import results
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
 from alasso.bench.data.version import refuse_changed_images
+from alasso.bench.io import refuse_those_of_others
 from alasso.bench.labels import label, labels, shorter_runs, varying_settings
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
 from alasso.bench.training import diverged as divergence
 from alasso.bench.training.diverged import Divergence
-from alasso.bench.training.locks import refuse_those_of_others
 from alasso.bench.training.progress import (
     Bars,
     CsvLog,
