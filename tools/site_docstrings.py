@@ -1,4 +1,7 @@
-"""Docstrings to Markdown. They are written to be read in the source: roles, maths, doctests and keywords need marks."""
+"""Turns docstrings into Markdown for the documentation site: roles, maths and doctests.
+
+Docstrings are written to be read in the source. mkdocstrings parses their Google-style sections afterwards.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +14,64 @@ from griffe import Extension, Object
 _ROLE = re.compile(r":(?:func|class|meth|mod):`~?([^`]+)`")
 _INLINE_MATHS = re.compile(r":math:`([^`]+)`")
 _MATHS = re.compile(r"^\.\. math::[ ]*(?P<first>[^\n]*)\n(?P<rest>(?:[ ]+[^\n]*\n|[ ]*\n)*)", re.M)
-_KEYWORD = re.compile(r"^(``[^\n]+?``(?:, ``[^\n`]+``)*)  (\S)", re.M)
+_CASES = re.compile(r"\\begin\{cases\}.*?\\end\{cases\}", re.S)
 
 
 class MarkdownDocstrings(Extension):
-    """Rewrites every docstring as it is read."""
+    """Rewrites every docstring as griffe reads it."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Rewrites one docstring.
+
+        Args:
+            obj: What griffe has just read.
+        """
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
 
 def as_markdown(text: str) -> str:
-    """A docstring in Markdown."""
+    """Turns a docstring into Markdown.
+
+    Args:
+        text: The docstring without its indentation.
+
+    Returns:
+        The same text with ``$…$`` for maths, backticks for roles and fences around doctests.
+    """
     text = _MATHS.sub(lambda match: displayed(match["first"], match["rest"]), text.rstrip() + "\n")
     text = _INLINE_MATHS.sub(r"$\1$", text)
     text = _ROLE.sub(r"`\1`", text)
-    text = fenced_doctests(text)
-    return keywords_as_list(text).rstrip()
+    return fenced_doctests(text).rstrip()
 
 
 def displayed(first: str, rest: str) -> str:
-    """A block of maths: equations that stand apart become rows."""
+    """Turns the body of a ``.. math::`` directive into a ``$$`` block.
+
+    Args:
+        first: What stands on the directive's own line.
+        rest: The indented lines below it.
+
+    Returns:
+        One block; equations separated by blank lines become its rows.
+    """
     body = first.strip() + "\n" + textwrap.dedent(rest)
     equations = [part.strip() for part in re.split(r"\n\s*\n", body) if part.strip()]
     latex = " \\\\\n".join(equations)
-    if len(equations) > 1 or re.search(
-        r"(?<!\\)&", re.sub(r"\\begin\{cases\}.*?\\end\{cases\}", "", latex, flags=re.S)
-    ):
+    if len(equations) > 1 or re.search(r"(?<!\\)&", _CASES.sub("", latex)):
         latex = f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}"
     return f"\n$$\n{latex}\n$$\n\n"
 
 
 def fenced_doctests(text: str) -> str:
+    """Puts a fence around every doctest.
+
+    Args:
+        text: A docstring.
+
+    Returns:
+        The same text, with each block that begins with ``>>>`` as a code block.
+    """
     lines: list[str] = []
     within = False
     for line in text.splitlines():
@@ -55,13 +83,3 @@ def fenced_doctests(text: str) -> str:
             within = False
         lines.append(line)
     return "\n".join([*lines, "```"] if within else lines) + "\n"
-
-
-def keywords_as_list(text: str) -> str:
-    """Lines that begin with a keyword and two spaces, as items of a list; a line that goes on is part of its item."""
-    paragraphs = text.split("\n\n")
-    for i, paragraph in enumerate(paragraphs):
-        if _KEYWORD.match(paragraph):
-            lines = [re.sub(_KEYWORD, r"- \1: \2", line) for line in paragraph.splitlines()]
-            paragraphs[i] = "\n".join(line if line.startswith("- ") else "    " + line for line in lines)
-    return "\n\n".join(paragraphs)
