@@ -1,15 +1,13 @@
 """What the callbacks add to a step under Lightning and under Hugging Face's Trainer, on a model of 5 million weights.
 
-python benchmarks/integrations_overhead.py [--rounds 60 --threads 1 --out FILE.json]
+    python perf/integrations.py [--rounds 60 --threads 1 --record]
 
-All four trainings go on at the same time, each in a thread of its own that waits in its data loader for its turn. In a
-round every training makes a few steps, in random order; a ratio is one of times within the same round.
+All four trainings run at the same time, each in a thread that waits in its data loader for its turn. In a round every
+training takes a few steps, in random order; a ratio compares times of the same round.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import random
 import statistics
@@ -18,18 +16,16 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
+from _measure import BATCH, Times, arguments, keep, milliseconds, parsed, random_batch, ratio, spread, table
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from alasso import ALASSO
-from alasso.bench.results import environment
 
 SIZES = (784, 2000, 1700, 10)
-BATCH = 256
 
 
 class Turns(IterableDataset[Any]):
@@ -39,7 +35,6 @@ class Turns(IterableDataset[Any]):
         self.batch = batch
         self.granted, self.waiting = threading.Semaphore(0), threading.Semaphore(0)
         self.left = 0
-        self.over = False
         self.times: list[float] = []
 
     def __iter__(self) -> Iterator[Any]:
@@ -50,23 +45,17 @@ class Turns(IterableDataset[Any]):
             if self.left == 0:
                 self.waiting.release()
                 self.granted.acquire()
-            if self.over:
-                return
             self.left -= 1
             started = time.perf_counter()
             yield self.batch
 
     def take(self, steps: int) -> list[float]:
-        """Let the training make so many steps, and return how long each took."""
+        """Lets the training take so many steps, and returns how long each took."""
         self.times.clear()
         self.left = steps
         self.granted.release()
         self.waiting.acquire()
         return list(self.times)
-
-    def end(self) -> None:
-        self.over = True
-        self.granted.release()
 
 
 class Net(nn.Module):
@@ -81,7 +70,7 @@ class Net(nn.Module):
 
 
 def protected(model: nn.Module, batch: dict[str, Tensor]) -> ALASSO:
-    """A regularizer that has one task behind it, so that every step pays a penalty and observes a path."""
+    """A regularizer with one task behind it, so that every step pays a penalty and observes a path."""
     optimizer = torch.optim.Adam(model.parameters())
     with ALASSO(model).attach(optimizer) as reg:
         model(**batch)["loss"].backward()
@@ -135,55 +124,49 @@ def trainer_training(turns: Turns, protect: bool) -> Callable[[], None]:
 TRAININGS = {"Lightning": lightning_training, "Trainer": trainer_training}
 
 
-def interleaved(rounds: int, steps: int) -> dict[tuple[str, bool], list[float]]:
+def interleaved(rounds: int, steps: int) -> Times:
     """Seconds a step of every training, with and without the callback, one value a round."""
-    generator = torch.Generator().manual_seed(1)
-    batch = {
-        "x": torch.rand(BATCH, SIZES[0], generator=generator),
-        "labels": torch.randint(0, SIZES[-1], (BATCH,), generator=generator),
-    }
-    turns = {(name, protect): Turns(batch) for name in TRAININGS for protect in (False, True)}
-    threads = [
-        threading.Thread(target=TRAININGS[name](own, protect), daemon=True) for (name, protect), own in turns.items()
-    ]
-    for thread, own in zip(threads, turns.values(), strict=True):
-        thread.start()
-        own.waiting.acquire()
-        own.take(5)  # compiles, allocates, prefetches
-    times: dict[tuple[str, bool], list[float]] = {case: [] for case in turns}
+    x, labels = random_batch(SIZES, BATCH, "cpu")
+    batch = {"x": x, "labels": labels}
+    turns: dict[str, Turns] = {}
+    for name, training in TRAININGS.items():
+        for protect in (False, True):
+            own = turns[case(name, protect)] = Turns(batch)
+            threading.Thread(target=training(own, protect), daemon=True).start()
+            own.waiting.acquire()
+            own.take(5)  # compiles, allocates, prefetches
+    times: Times = {name: [] for name in turns}
     order, chance = list(turns), random.Random(0)
     for _ in range(rounds):
         chance.shuffle(order)
-        for case in order:
+        for name in order:
             # A trainer that looks one batch ahead has its first step cut in two by the wait.
-            times[case].append(statistics.mean(turns[case].take(steps + 1)[1:]))
+            times[name].append(statistics.mean(turns[name].take(steps + 1)[1:]))
     return times
 
 
+def case(name: str, protect: bool) -> str:
+    return f"{name} with the callback" if protect else name
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=60)
+    parser = arguments(__doc__.partition("\n")[0], rounds=60)
     parser.add_argument("--steps", type=int, default=2, help="timed steps in a turn")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads; all cores if not given")
-    parser.add_argument("--out", type=Path, default=None, help="a JSON file for the outcome")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    options = parsed(parser)
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
     times = interleaved(options.rounds, options.steps)
-    outcome: dict[str, Any] = {}
-    for name in TRAININGS:
-        ratios = [mine / plain for mine, plain in zip(times[name, True], times[name, False], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        plain, mine = (round(1e3 * statistics.median(times[name, protect]), 3) for protect in (False, True))
-        outcome[name] = {"milliseconds": [plain, mine], "ratio": {"median": middle, "low": low, "high": high}}
-        print(f"{name:10} {plain:8.2f} ms plain {mine:8.2f} ms with   ratio {middle:.3f} ({low:.3f} – {high:.3f})")
-    if options.out:
-        weights = sum(p.numel() for p in Net().parameters())
-        settings = {"rounds": options.rounds, "steps": options.steps, "threads": torch.get_num_threads()}
-        record = {"weights": weights, "batch": BATCH, **settings, "environment": environment("cpu"), "steps": outcome}
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    found = {
+        name: {
+            "milliseconds": [milliseconds(times, name), milliseconds(times, case(name, True))],
+            "ratio": ratio(times, case(name, True), name),
+        }
+        for name in TRAININGS
+    }
+    rows = [[name, *(f"{ms:.2f}" for ms in of["milliseconds"]), spread(of["ratio"])] for name, of in found.items()]
+    table("A step", ["trainer", "ms plain", "ms with the callback", "ratio (quartiles)"], rows)
+    options.device = "cpu"
+    keep("integrations", options, {"steps": found})
 
 
 if __name__ == "__main__":
