@@ -28,24 +28,10 @@ from torch import Tensor, nn
 
 from alasso._distributed import sharded_like, whole
 from alasso.errors import AlassoError
-from alasso.importance._objectives import (
-    ClassTargets,
-    Loss,
-    Objective,
-    given_targets,
-    log_probability,
-    no_targets,
-    one_column,
-    sample_classes,
-    squared_norm,
-    uniform_log_probabilities,
-    weighted_log_probabilities,
-)
+from alasso.importance._objectives import Loss, Objective, log_likelihood, squared_norm
 from alasso.importance._pass import Head, ImportancePass
 
 __all__ = ["fisher", "squared_output_norm"]
-
-_LABELS = ("true", "sampled", "expected", "uniform")
 
 
 def fisher(
@@ -59,20 +45,7 @@ def fisher(
     generator: torch.Generator | None = None,
     chunk: int = 64,
 ) -> dict[str, Tensor]:
-    """Diagonal of the Fisher information, F_k = mean_i (∂ log p(y_i | x_i) / ∂θ_k)².
-
-    `labels` says which y: "true" takes those of the loader (the empirical Fisher), "sampled" draws one per
-    sample from the model's softmax with `generator`, and "expected" takes the exact expectation
-    Σ_c p_c (∂ log p_c / ∂θ_k)² over all classes, at the price of one backward pass per class.  All three
-    vanish where the model has become certain, and is right.  "uniform" counts all C classes alike,
-    1/C Σ_c (∂ log p_c / ∂θ_k)², at the same price, and does not: strictly, that is no Fisher information.
-
-    The loader yields batches (x, y); unless labels are "true", x alone will do.  A mapping is called as
-    model(**batch), less its "labels", which are y.  `head` maps the model's output to logits (N, C), where
-    -inf rules a class out (with "uniform", no other number does); an output with an attribute `logits`
-    needs none.  With labels "true", `loss(output, y)` of shape (N,) may replace -log p.  `parameters`
-    chooses and names the parameters (default: all that require grad).
-    At most `chunk` samples have their own gradients in memory at a time.
+    """Returns the diagonal of the Fisher information, F_k = mean_i (∂ log p(y_i | x_i) / ∂θ_k)².
 
     In a distributed run each rank passes its own part of the data, and all get the mean over all of it.  A
     model sharded by FSDP2 is made whole on every rank for the time of the pass; the result is sharded again.
@@ -82,27 +55,30 @@ def fisher(
     >>> fisher(model, [(torch.tensor([[2.0], [4.0]]), torch.tensor([0, 1]))])
     {'weight': tensor([[2.5000],
             [2.5000]])}
+
+    Args:
+        model: Answers x with logits (N, C), where -inf rules a class out (with "uniform", no other number does).  Runs
+            in evaluation mode, and is left as it was.
+        loader: Yields batches (x, y); unless labels are "true", x alone will do.  A mapping is called as
+            model(**batch), less its "labels", which are y.
+        labels: Which y.  "true" takes those of the loader (the empirical Fisher), "sampled" draws one per sample from
+            the model's softmax, and "expected" takes the exact expectation Σ_c p_c (∂ log p_c / ∂θ_k)² over all
+            classes, at the price of one backward pass per class.  All three vanish where the model has become certain,
+            and is right.  "uniform" counts all C classes alike, 1/C Σ_c (∂ log p_c / ∂θ_k)², at the same price, and
+            does not: strictly, that is no Fisher information.
+        parameters: Chooses and names the parameters; None for all that require grad.
+        head: From the model's output to logits; an output with an attribute `logits` needs none.
+        loss: With labels "true", `loss(output, y)` of shape (N,) replaces -log p.
+        generator: Draws the sampled labels.
+        chunk: How many samples at most have their own gradients in memory at a time.
+
+    Returns:
+        A tensor for each name of `parameters`, shaped like the parameter, in single precision at least.
+
+    Raises:
+        AlassoError: If loader, labels or outputs do not fit together, or there are no samples.
     """
-    if labels not in _LABELS:
-        raise AlassoError(f"labels must be one of {', '.join(map(repr, _LABELS))}, not {labels!r}.")
-    if loss is not None and labels != "true":
-        raise AlassoError(f'A loss needs the labels of the loader: use labels="true", not {labels!r}.')
-
-    def sampled(output: Tensor, y: Tensor | None) -> Tensor:
-        return sample_classes(output, generator)
-
-    if labels == "expected":
-        objective = Objective(no_targets, weighted_log_probabilities, torch.square)
-    elif labels == "uniform":
-        objective = Objective(no_targets, uniform_log_probabilities, torch.square)
-    elif labels == "sampled":
-        objective = Objective(sampled, log_probability, torch.square)
-    elif loss is None:
-        targets = ClassTargets()
-        objective = Objective(targets, log_probability, torch.square, targets.check)
-    else:
-        objective = Objective(given_targets, one_column(loss), torch.square)
-    return _mean_over(loader, model, objective, parameters, head, chunk)
+    return _mean_over(loader, model, log_likelihood(labels, loss, generator), parameters, head, chunk)
 
 
 def squared_output_norm(
@@ -113,18 +89,27 @@ def squared_output_norm(
     head: Head | None = None,
     chunk: int = 64,
 ) -> dict[str, Tensor]:
-    """Memory Aware Synapses, Ω_k = mean_i |∂ ‖f(x_i)‖² / ∂θ_k|, where f is `head` after the model.
-
-    The loader yields x or (x, y), whose y is not used; entries that `head` sets to -inf do not count.  See
-    `fisher` for the other arguments.
+    """Returns Memory Aware Synapses, Ω_k = mean_i |∂ ‖f(x_i)‖² / ∂θ_k|, where f is `head` after the model.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.ones_(model.weight)
     >>> squared_output_norm(model, [torch.tensor([[1.0], [-3.0]])])
     {'weight': tensor([[10.]])}
+
+    Args:
+        model: Answers x with outputs (N, …).
+        loader: Yields x or (x, y), whose y is not used.
+        parameters: Chooses and names the parameters; None for all that require grad.
+        head: Applied to the model's output; entries that it sets to -inf do not count.
+        chunk: How many samples at most have their own gradients in memory at a time.
+
+    Returns:
+        A tensor for each name of `parameters`, shaped like the parameter, in single precision at least.
+
+    Raises:
+        AlassoError: If loader and model do not fit together, or there are no samples.
     """
-    objective = Objective(no_targets, squared_norm, torch.abs)
-    return _mean_over(loader, model, objective, parameters, head, chunk)
+    return _mean_over(loader, model, Objective(squared_norm, torch.abs), parameters, head, chunk)
 
 
 def _mean_over(

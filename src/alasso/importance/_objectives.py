@@ -1,4 +1,15 @@
-"""What an importance pass differentiates: log-likelihoods for the Fisher, the outputs' norm for MAS."""
+"""What an importance pass differentiates: log-likelihoods for the Fisher, the outputs' norm for MAS.
+
+An objective turns a batch's outputs into terms t_ij, J for each sample i, and a magnitude m, square or absolute value;
+the importance of parameter k is the mean over samples of Σ_j m(∂t_ij / ∂θ_k):
+
+    labels      targets y_i        terms t_ij               m
+    true        the loader's       log p(y_i | x_i)         square
+    sampled     drawn from p       log p(y_i | x_i)         square
+    expected    –                  √p_c log p(c | x_i)      square
+    uniform     –                  √(1/C) log p(c | x_i)    square
+    – (MAS)     –                  ‖f(x_i)‖²                absolute value
+"""
 
 from __future__ import annotations
 
@@ -13,35 +24,71 @@ from alasso.errors import AlassoError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
+_LABELS = ("true", "sampled", "expected", "uniform")
+
+
+def no_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    """Returns a number for each sample, which no term reads."""
+    return output.new_zeros(len(output))
+
 
 @dataclass(frozen=True)
 class Objective:
-    """What is differentiated: Σ_j magnitude(∂ terms(output, targets)_ij / ∂θ) is sample i's importance."""
+    """What is differentiated: Σ_j magnitude(∂ terms(output, targets)_ij / ∂θ) is sample i's importance.
 
-    targets: Callable[[Tensor, Tensor | None], Tensor]
-    terms: Callable[[Tensor, Tensor], Tensor]  # (N, …), targets -> (N, J)
-    magnitude: Callable[[Tensor], Tensor]
-    check: Callable[[], None] = lambda: None  # after the last batch
+    Attributes:
+        terms: From outputs (N, …) and targets (N, …) to terms (N, J).
+        magnitude: Elementwise, of a gradient.
+        targets: From outputs and the loader's labels, if any, to targets (N, …).
+        check: Raises AlassoError after the last batch if what was measured is worth nothing.
+    """
+
+    terms: Callable[[Tensor, Tensor], Tensor]
+    magnitude: Callable[[Tensor], Tensor] = torch.square
+    targets: Callable[[Tensor, Tensor | None], Tensor] = no_targets
+    check: Callable[[], None] = lambda: None
+
+
+def log_likelihood(labels: str, loss: Loss | None, generator: torch.Generator | None) -> Objective:
+    """Returns the objective of the Fisher information; see :func:`alasso.importance.fisher` for the arguments.
+
+    Raises:
+        AlassoError: If there is no such kind of labels, or it does not go with a loss.
+    """
+    if labels not in _LABELS:
+        raise AlassoError(f"labels must be one of {', '.join(map(repr, _LABELS))}, not {labels!r}.")
+    if loss is not None and labels != "true":
+        raise AlassoError(f'A loss needs the labels of the loader: use labels="true", not {labels!r}.')
+    if labels == "expected":
+        return Objective(weighted_log_probabilities)
+    if labels == "uniform":
+        return Objective(uniform_log_probabilities)
+    if labels == "sampled":
+        return Objective(log_probability, targets=lambda output, _: sample_classes(output, generator))
+    if loss is not None:
+        return Objective(one_column(loss), targets=given_targets)
+    targets = ClassTargets()
+    return Objective(log_probability, targets=targets, check=targets.check)
+
+
+# -- targets -------------------------------------------------------------------------------------------------
 
 
 def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
+    """Returns the loader's labels.
+
+    Raises:
+        AlassoError: If the loader has none.
+    """
     if y is None:
         raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled", "expected" or "uniform".')
     return y
 
 
-def check_logits(output: Tensor) -> None:
-    if output.ndim != 2:
-        shape = tuple(output.shape)
-        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
-    if output.shape[1] == 1:
-        raise AlassoError("One output has no softmax, its only class is certain: pass a loss of your own.")
-
-
 class ClassTargets:
-    """The given labels, which must be classes that the output knows; a GPU that is asked for others is of no use after.
+    """The loader's labels, which must be classes that the output knows: a GPU that is asked for others breaks.
 
-    What was seen stays on the device, and is asked for once, at the end of a pass.
+    The labels' extremes stay on the device until :meth:`check` reads them once, at the end of a pass.
     """
 
     def __init__(self) -> None:
@@ -49,6 +96,11 @@ class ClassTargets:
         self.extremes: list[Tensor] = []  # least and largest label of each batch
 
     def __call__(self, output: Tensor, y: Tensor | None) -> Tensor:
+        """Returns class indices (N,), all within range.
+
+        Raises:
+            AlassoError: If the labels are no class indices, or the output has no classes.
+        """
         y = given_targets(output, y)
         check_logits(output)
         if y.shape != output.shape[:1]:
@@ -61,7 +113,7 @@ class ClassTargets:
         return y.clamp(0, self.classes - 1)
 
     def check(self) -> None:
-        """After the last batch: what was measured is worth nothing if some label was none."""
+        """Raises AlassoError if a label of any batch was none of the output's classes."""
         if not self.extremes:
             return
         least, _, _, most = torch.stack(torch.stack(self.extremes).aminmax(dim=0)).flatten().tolist()
@@ -70,34 +122,30 @@ class ClassTargets:
             raise AlassoError(f"Label {wrong} is none of the output's {self.classes} classes, 0 to {self.classes - 1}.")
 
 
-def no_targets(output: Tensor, y: Tensor | None) -> Tensor:
-    return output.new_zeros(len(output))
-
-
 def sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws a class for each sample from the softmax of the logits (N, C)."""
     probabilities = log_softmax(output.detach()).exp()
     device = probabilities.device if generator is None else generator.device
     return torch.multinomial(probabilities.to(device), 1, generator=generator)[:, 0].to(output.device)
 
 
-def log_softmax(output: Tensor) -> Tensor:
-    check_logits(output)
-    return F.log_softmax(at_least_single(output), dim=1)
+# -- terms ---------------------------------------------------------------------------------------------------
 
 
 def log_probability(output: Tensor, y: Tensor) -> Tensor:
+    """log p(y_i | x_i), (N, 1)."""
     return log_softmax(output).gather(1, y.long()[:, None])
 
 
 def weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
-    """√p_c log p_c with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
+    """√p_c log p_c, (N, C), with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
     log_p = log_softmax(output)
     p = log_p.detach().exp()
     return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
 
 
 def uniform_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
-    """√u log p_c with u = 1 / C, where C counts the classes that are not ruled out."""
+    """√u log p_c, (N, C), with u = 1 / C, where C counts the classes that are not ruled out."""
     log_p = log_softmax(output)
     ruled_out = log_p == -torch.inf
     classes = (~ruled_out).sum(1, keepdim=True).to(log_p.dtype)
@@ -105,6 +153,8 @@ def uniform_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
 
 
 def one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    """Turns a loss of shape (N,) into terms (N, 1), and raises AlassoError if it has another shape."""
+
     def terms(output: Tensor, y: Tensor) -> Tensor:
         values = loss(output, y)
         if values.shape != output.shape[:1]:
@@ -115,9 +165,26 @@ def one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def squared_norm(output: Tensor, _: Tensor) -> Tensor:
+    """‖f(x_i)‖², (N, 1), without the entries that are -inf."""
     flat = at_least_single(output).reshape(len(output), -1)
     return flat.masked_fill(flat == -torch.inf, 0).square().sum(1, keepdim=True)
 
 
+def log_softmax(output: Tensor) -> Tensor:
+    """log p, (N, C), in single precision at least."""
+    check_logits(output)
+    return F.log_softmax(at_least_single(output), dim=1)
+
+
+def check_logits(output: Tensor) -> None:
+    """Raises AlassoError if outputs are no logits (N, C) of two classes or more."""
+    if output.ndim != 2:
+        shape = tuple(output.shape)
+        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+    if output.shape[1] == 1:
+        raise AlassoError("One output has no softmax, its only class is certain: pass a loss of your own.")
+
+
 def at_least_single(values: Tensor) -> Tensor:
+    """Returns half precision as single, and all else as it is."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

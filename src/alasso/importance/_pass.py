@@ -1,4 +1,11 @@
-"""The pass over data behind :mod:`alasso.importance`: which route each parameter takes, and the sums along it."""
+"""The pass over data behind :mod:`alasso.importance`: which route each parameter takes, and the sums along it.
+
+For every batch one forward pass records the inputs x and outputs h of the common layers. Then each parameter takes
+
+    directly            if its layer was called once, with a row for each sample: ∂t/∂h follows from one backward pass,
+                        and the layer's formula (:mod:`alasso.importance._layers`) gives the per-sample gradients
+    sample by sample    if not: ∂t_i/∂θ by `vmap`, or in a loop where vmap cannot follow the model
+"""
 
 from __future__ import annotations
 
@@ -19,28 +26,28 @@ from torch.utils.data import Dataset
 from alasso._distributed import add_over_ranks_
 from alasso.errors import AlassoError
 from alasso.importance._layers import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
-from alasso.importance._objectives import (
-    Objective,
-    at_least_single,
-)
+from alasso.importance._objectives import Objective, at_least_single
 
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
 Head = Callable[[Any], Tensor]
-Inputs = Tensor | dict[str, Tensor]
+Inputs = dict[str, Tensor]  # by argument of the model
+_POSITIONAL = ""  # stands for the name of an input without one
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer.  The edge, unlike the output, outlives in-place changes made to the output."""
+    """One call of a layer.
+
+    Attributes:
+        x: The layer's input.
+        version: Of the input at the time of the call.
+        output: The edge, unlike the output, outlives in-place changes made to the output.
+    """
 
     x: Tensor
     version: int
     output: GradientEdge
-
-    @property
-    def intact(self) -> bool:
-        return self.x._version == self.version
 
 
 _Calls = dict[nn.Module, list[_Call]]
@@ -48,7 +55,15 @@ _Slots = dict[nn.Module, list[str]]
 
 
 class ImportancePass:
-    """Sums over samples of what each single sample's gradient comes to, and their means."""
+    """Sums over samples of what each single sample's gradient comes to, and their means.
+
+    Args:
+        model: Any model whose samples do not influence one another in evaluation mode.
+        objective: What is differentiated, and whether gradients are squared or made absolute.
+        parameters: The model's parameters to measure, by the names that the result gives them.
+        head: Applied to the model's output; None takes the output, or its attribute `logits`.
+        chunk: How many samples at most have their own gradients in memory at a time.
+    """
 
     def __init__(
         self,
@@ -77,6 +92,11 @@ class ImportancePass:
         self.vmap_works = True
 
     def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
+        """Returns the mean over all samples of the loader, and of those of the other ranks.
+
+        Raises:
+            AlassoError: If there are no samples, or the batches do not fit the model.
+        """
         device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), None)
         batches, count = _batches_of(loader), 0
         with _differentiable_eval_mode(self.model, self.sums):
@@ -93,6 +113,7 @@ class ImportancePass:
             return {name: self.sums[parameter] / total for name, parameter in self.parameters.items()}
 
     def _add_batch(self, x: Inputs, y: Tensor | None) -> None:
+        """Adds a batch to the sums."""
         output, calls = self._recorded_forward(x)
         if not isinstance(output, Tensor):
             raise AlassoError(
@@ -111,14 +132,14 @@ class ImportancePass:
             self._add_sample_by_sample(others, x, targets)
 
     def _output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
-        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), x)
+        """Returns the head's output, (N, …), with ``values`` in place of the parameters of these names."""
+        args, kwargs = ((x[_POSITIONAL],), {}) if _POSITIONAL in x else ((), x)
         output = self.model(*args, **kwargs) if values is None else functional_call(self.model, values, args, kwargs)
-        if self.head is not None:
-            return self.head(output)
-        found: Tensor = getattr(output, "logits", output)
+        found: Tensor = getattr(output, "logits", output) if self.head is None else self.head(output)
         return found
 
     def _recorded_forward(self, x: Inputs) -> tuple[Tensor, _Calls]:
+        """Returns the head's output, and the calls of all layers that may go directly."""
         calls: _Calls = {}
 
         def record(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -134,7 +155,7 @@ class ImportancePass:
             return self._output(x), calls
 
     def _choose_routes(self, terms: Tensor, calls: _Calls, x: Inputs) -> tuple[_Slots, list[nn.Parameter]]:
-        """Split the parameters that have an influence into slots of layers to be done directly, and others.
+        """Splits the parameters that have an influence into slots of layers to be done directly, and others.
 
         The autograd graph is the judge: a weight may be tied, or used by hand besides its layer's call.
         """
@@ -145,7 +166,8 @@ class ImportancePass:
             layer, slot = self.homes.get(parameter, (None, ""))
             call = calls[layer][0] if layer in calls and len(calls[layer]) == 1 else None
             once = uses[parameter] == 1 and call is not None and call.output.node in nodes
-            if layer and call and once and call.intact and self._has_a_row_per_sample(layer, call.x, x):
+            intact = call is not None and call.x._version == call.version
+            if layer and call and once and intact and self._has_a_row_per_sample(layer, call.x, x):
                 direct.setdefault(layer, []).append(slot)
             else:
                 others.append(parameter)
@@ -156,12 +178,12 @@ class ImportancePass:
 
         Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; what becomes of half a batch can.
         """
-        rows, shape = _rows(x), _sample_shape(x)
+        rows, shape = _rows(x), tuple((name, value.shape[1:]) for name, value in x.items())
         if len(layer_x) != rows or (isinstance(layer, CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
             return False
         if shape not in self.layers_with_sample_rows:
             # A single sample is doubled instead: a table of one row for all samples looks like one sample's row.
-            other = next(iter(_parts(rows // 2, x)))[0] if rows > 1 else _map(lambda t: torch.cat((t, t)), x)
+            other = next(_split(x, rows // 2)) if rows > 1 else _map(lambda t: torch.cat((t, t)), x)
             _, calls = self._recorded_forward(other)
             self.layers_with_sample_rows[shape] = {
                 called for called, (call, *_) in calls.items() if len(call.x) == _rows(other)
@@ -169,8 +191,11 @@ class ImportancePass:
         return layer in self.layers_with_sample_rows[shape]
 
     def _add_directly(self, direct: _Slots, terms: Tensor, calls: _Calls) -> None:
+        """Adds what follows from the gradients by the layers' outputs, one backward pass for each column of terms."""
         edges = [calls[layer][0].output for layer in direct]
-        for column in _columns_that_count(terms):
+        # Classes whose probability is 0 (or 1) for every sample have no gradient.
+        columns = terms.detach().any(0).nonzero().flatten().tolist() if terms.shape[1] > 1 else [0]
+        for column in columns:
             direction = torch.zeros_like(terms)
             direction[:, column] = 1
             gradients = torch.autograd.grad(terms, edges, direction, retain_graph=True, allow_unused=True)
@@ -179,6 +204,7 @@ class ImportancePass:
                     self._add_slot(layer, slot, calls[layer][0].x, g)
 
     def _add_slot(self, layer: nn.Module, slot: str, x: Tensor, g: Tensor) -> None:
+        """Adds one parameter of a layer by its formula, given the layer's input and the gradient by its output."""
         total, magnitude = self.sums[getattr(layer, slot)], self.objective.magnitude
         if isinstance(layer, nn.Embedding):
             add_embedding_(total, layer, x, g.to(total.dtype), magnitude)
@@ -193,27 +219,31 @@ class ImportancePass:
         else:
             inputs_per_sample = total[0].numel() * g[0].numel() // len(total) * getattr(layer, "groups", 1)
             size = self._samples_at_once(max(total.numel(), inputs_per_sample))
-            for x_part, g_part in _parts(size, x, g):
+            for x_part, g_part in zip(x.split(size), g.split(size), strict=True):
                 inputs, gradients = by_group(layer, x_part, g_part)
                 total += magnitude(gradients @ inputs.mT).sum(0).view_as(total)
 
     def _samples_at_once(self, elements_per_sample: int) -> int:
+        """Returns how many samples fit into the bound on memory."""
         return max(1, min(self.chunk, _ELEMENTS_AT_ONCE // max(1, elements_per_sample)))
 
     def _add_sample_by_sample(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> None:
+        """Adds Σ_i of every single sample's gradients, chunk by chunk; y are the objective's targets."""
         size = self._samples_at_once(sum(parameter.numel() for parameter in parameters))
-        for x_part, y_part in _parts(size, x, y):
+        for x_part, y_part in zip(_split(x, size), y.split(size), strict=True):
             importances = self._sum_of_samples(parameters, x_part, y_part)
             for parameter, importance in zip(parameters, importances, strict=True):
                 self.sums[parameter] += importance
 
     def _sum_of_samples(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
+        """Returns Σ_i Σ_j magnitude(∂t_ij / ∂θ) of each parameter, shaped like it."""
         if self.vmap_works:
             try:
                 return self._sum_by_vmap(parameters, x, y)
             except Exception:  # control flow on data, for one; the model's own mistakes come up again below
                 self.vmap_works = False
-        return _add_up(self._one_sample(parameters, x_i, y_i) for x_i, y_i in _parts(1, x, y))
+        samples = zip(_split(x, 1), y.split(1), strict=True)
+        return _add_up(self._one_sample(parameters, x_i, y_i) for x_i, y_i in samples)
 
     def _sum_by_vmap(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
         values = {self.own_names[parameter]: parameter.detach() for parameter in parameters}
@@ -245,6 +275,7 @@ class ImportancePass:
 
 @contextmanager
 def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Has the model in evaluation mode, and gradients for all ``parameters``, while the context lasts."""
     modes = [(module, module.training) for module in model.modules()]
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     device_type = next((parameter.device.type for parameter in parameters), "cpu")
@@ -273,7 +304,7 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
 
 
 def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
-    """Refuse what has none, or has samples that are not in batches."""
+    """Returns the loader's iterator, and refuses what has no batches, or has samples that are not in batches."""
     ways = [way for way in ("__iter__", "__getitem__") if hasattr(type(loader), way)]
     of_samples = isinstance(loader, Dataset) and "__iter__" not in ways
     if isinstance(loader, Tensor) or of_samples or not ways:
@@ -284,7 +315,7 @@ def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_one_batch(loader: Iterable[Any]) -> bool:
-    """Inputs and their labels. Two batches of inputs would be alike."""
+    """Whether these are inputs and their labels, and not a tuple of two batches of inputs."""
     if not (isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(part, Tensor) for part in loader)):
         return False
     x, y = loader
@@ -292,35 +323,35 @@ def _is_one_batch(loader: Iterable[Any]) -> bool:
 
 
 def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:
+    """Returns a batch's inputs, and its labels if it has some, on the model's device."""
     if isinstance(batch, Mapping):
         x, y = {name: value for name, value in batch.items() if name != "labels"}, batch.get("labels")
     else:
-        x, y, *_ = (batch, None) if isinstance(batch, Tensor) else (*batch, None)
-    values = x.values() if isinstance(x, Mapping) else [x]
-    if not values or not all(isinstance(value, Tensor) for value in values):
-        wrong = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), "nothing")
-        raise AlassoError(f"A batch must be x, (x, y) or a mapping with tensors as x, not {wrong}: adapt the loader.")
-    return _map(lambda value: value.to(device), dict(x) if isinstance(x, Mapping) else x), (
-        None if y is None else y.to(device)
-    )
+        positional, y, *_ = (batch, None) if isinstance(batch, Tensor) else (*batch, None)
+        x = {_POSITIONAL: positional}
+    wrong = [type(value).__name__ for value in x.values() if not isinstance(value, Tensor)]
+    if wrong or not x:
+        found = wrong[0] if wrong else "nothing"
+        raise AlassoError(f"A batch must be x, (x, y) or a mapping with tensors as x, not {found}: adapt the loader.")
+    return _map(lambda value: value.to(device), x), None if y is None else y.to(device)
 
 
 def _map(change: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
-    return change(x) if isinstance(x, Tensor) else {name: change(value) for name, value in x.items()}
+    return {name: change(value) for name, value in x.items()}
 
 
 def _rows(x: Inputs) -> int:
-    return len(x if isinstance(x, Tensor) else next(iter(x.values())))
+    return len(next(iter(x.values())))
 
 
-def _sample_shape(x: Inputs) -> Hashable:
-    if isinstance(x, Tensor):
-        return x.shape[1:]
-    return tuple((name, value.shape[1:]) for name, value in x.items())
+def _split(x: Inputs, size: int) -> Iterator[Inputs]:
+    """Yields parts of so many samples."""
+    parts = zip(*(value.split(size) for value in x.values()), strict=True)
+    return (dict(zip(x, part, strict=True)) for part in parts)
 
 
 def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
-    """All nodes behind `root`, and how many edges lead to each leaf."""
+    """Returns all nodes behind `root`, and how many edges lead to each leaf."""
     pending = [root.grad_fn] if root.grad_fn is not None else []
     nodes, uses = set(pending), Counter[Tensor]()
     while pending:
@@ -335,18 +366,6 @@ def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
     return nodes, uses
 
 
-def _columns_that_count(terms: Tensor) -> list[int]:
-    """All but the classes whose probability is 0 (or 1) for every sample, which have no gradient."""
-    if terms.shape[1] == 1:
-        return [0]
-    return [int(column) for column in terms.detach().any(0).nonzero()]
-
-
-def _parts(size: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
-    for start in range(0, _rows(tensors[0]), size):
-        stop = start + size
-        yield tuple(_map(lambda t: t[start:stop], x) for x in tensors)  # noqa: B023  # called at once
-
-
 def _add_up(rows: Iterable[list[Tensor]]) -> list[Tensor]:
+    """Adds up lists of tensors, position by position."""
     return reduce(lambda one, other: [a + b for a, b in zip(one, other, strict=True)], rows)
