@@ -20,11 +20,12 @@ from alasso.bench.cli import report as commands
 from alasso.bench.config import RunConfig
 from alasso.bench.probe.findings import Measured, Plan
 from alasso.bench.probe.findings import read as read_probe
+from alasso.bench.registry import METHODS
 from alasso.bench.report import aggregate as groups
 from alasso.bench.report import live, page
 from alasso.bench.report.load import Collected, collect
 from alasso.bench.report.sections import sections
-from alasso.bench.report.style import LOOKS, VARIANT_LOOKS
+from alasso.bench.report.style import VARIANT_LOOKS
 from alasso.bench.results import Result
 from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
@@ -262,8 +263,8 @@ def test_further_settings_of_a_method_have_looks_of_their_own_and_the_main_one_i
         assert all(abs(lightness(look.light) - lightness(main.light)) > 0.03 for look in further)
         assert all(pen(look)["linewidth"] < pen(main)["linewidth"] for look in further)
     main = next(look for look in own if not look.further)
-    assert main == LOOKS["alasso"]
-    assert group_look(section, section.standard["alasso"]) == main and looks["SI"] == LOOKS["si"]
+    assert main == METHODS["alasso"].look
+    assert group_look(section, section.standard["alasso"]) == main and looks["SI"] == METHODS["si"].look
 
 
 def test_each_name_in_a_figure_stands_behind_a_piece_of_its_line():
@@ -356,7 +357,7 @@ def test_decoupling_is_shown_between_runs_that_equal_each_other_in_all_else():
 
 
 def test_no_variant_has_a_colour_of_another_or_of_a_method():
-    methods = {colour for look in LOOKS.values() for colour in (look.light, look.dark)}
+    methods = {colour for look in (method.look for method in METHODS.values()) for colour in (look.light, look.dark)}
     variants = [colour for look in VARIANT_LOOKS.values() for colour in (look.light, look.dark)]
     assert len(set(variants)) == len(variants) and not methods & set(variants)
 
@@ -653,8 +654,8 @@ LOG = """seconds,task,epoch,loss,penalty,learned,mean_accuracy
 def test_running_logs_of_one_method_are_told_apart():
     from alasso.bench.report.live import Progress, told_apart
 
-    found = told_apart([Progress(f"SI, seed {seed}", LOOKS["si"], "si") for seed in range(4)])
-    assert len({(one.look.light, one.look.dashes) for one in found}) == 4 and found[0].look == LOOKS["si"]
+    found = told_apart([Progress(f"SI, seed {seed}", METHODS["si"].look, "si") for seed in range(4)])
+    assert len({(one.look.light, one.look.dashes) for one in found}) == 4 and found[0].look == METHODS["si"].look
 
 
 def test_logs_are_read_as_far_as_they_are_written_and_repeats_replaced(tmp_path):

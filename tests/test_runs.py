@@ -29,8 +29,8 @@ from alasso.bench import registry as catalog
 from alasso.bench._make_streams import left_over, make_stream
 from alasso.bench.cli import main as cli
 from alasso.bench.config import RunConfig, from_toml
-from alasso.bench.learners import LEARNERS, losses
 from alasso.bench.learners import base as learners
+from alasso.bench.learners import losses
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.streams import Stream, fingerprint, with_edition
 from alasso.bench.training import checkpoint, progress, search
@@ -1077,10 +1077,6 @@ def test_a_streams_fingerprint_is_of_its_examples_and_their_places():
     ]
     assert len({fingerprint(stream) for stream in streams}) == len(streams)
     assert fingerprint(Stream.of([((x.double().numpy(), y), (x.clone(), y))] * 2)) == fingerprint(streams[0])
-
-
-def test_learners_and_catalog_know_the_same_methods():
-    assert set(LEARNERS) == set(METHODS)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def make_streams(configs: Sequence[RunConfig], data_dir: Path | None, device: to
 def _stream(config: RunConfig, load: Callable[[str], ImageSet], shelf: Shelf) -> Stream:
     if config.benchmark not in BENCHMARKS:
         raise AlassoError(f"{config.benchmark!r} names no built-in benchmark: pass the stream itself")
-    if config.benchmark.startswith("permuted-"):
+    if BENCHMARKS[config.benchmark].kind == "permuted":
         (name,) = BENCHMARKS[config.benchmark].data
         images = load(name)
         return permuted(images, _count(config), config.seed, permute_first=config.permute_first, device=shelf)
@@ -67,7 +67,7 @@ def inputs_and_classes(config: RunConfig) -> tuple[tuple[int, ...], int]:
         tasks, per_task = _folder_tasks(config, classes)
         return (3, config.image_size, config.image_size), classes if config.tasks is None else tasks * per_task
     images = data.data_set(BENCHMARKS[config.benchmark].data[0])
-    if config.benchmark.startswith("permuted-"):
+    if BENCHMARKS[config.benchmark].kind == "permuted":
         return (math.prod(images.shape),), len(images.classes)
     channels, height, width = images.shape
     size = config.image_size

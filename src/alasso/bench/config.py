@@ -121,7 +121,7 @@ class RunConfig:
             raise AlassoError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {values['optimizer']!r}")
         if values["precision"] not in PRECISIONS:
             raise AlassoError(f"precision must be one of {', '.join(PRECISIONS)}, not {values['precision']!r}")
-        if values["memory"] and self.method in WITHOUT_MEMORY:
+        if values["memory"] and not method.takes_memory:
             raise AlassoError(f"{self.method} cannot rehearse a memory; leave memory=0")
         if self.method == "alasso-memory" and values["memory"] == 0:
             raise AlassoError("alasso-memory needs memory=1 or more; without examples of the past it is alasso")
@@ -224,8 +224,6 @@ RANGES = {
     "last_weight": Range(0, 1, reached=False),
     "prior_var": Range(SMALLEST),
 }
-#: Methods whose batches have no place for examples of the past: VCL has its coresets, the bounds need none.
-WITHOUT_MEMORY = ("vcl", "vcl-coreset", "single-task", "multi-task")
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
 

@@ -1,40 +1,269 @@
-"""What there is: benchmarks with the paper's settings, methods with theirs. Plain data; imports nothing heavy."""
+"""One entry a method and one a benchmark: all that the laboratory knows of them. Imports nothing heavy.
+
+A method's settings are the arguments of its class: their names, defaults and allowed words are read from its signature
+at first use. An entry adds what the class does not say: what is searched, and how the method is called and drawn.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """A benchmark by name: the data sets it needs, the fields of a run it presets, and settings per method.
+class Look:
+    """How a line is drawn: colour on light and on dark, matplotlib's marker, and the lengths of its dashes.
 
-    ``nested``: a run of fewer tasks is the beginning of one of more, bit for bit. Not so where classes are split: the
-    head is as wide as all tasks together, and so initial weights depend on how many there are. ``takes``: which of the
-    fields that only some benchmarks make use of are for this one.
+    ``further``: for a method's further settings, hollow markers and a thinner line. ``hatch``: lines in its bars.
     """
 
-    title: str
-    data: tuple[str, ...]
-    preset: dict[str, Any]
-    settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    nested: bool = False
-    takes: tuple[str, ...] = ()
+    light: str
+    dark: str
+    marker: str = ""
+    dashes: tuple[float, ...] = ()
+    further: bool = False
+    hatch: str = ""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method by name: its settings with their defaults, and the allowed words of those that are words."""
+    """A method by name.
+
+    Args:
+        title: What it is, in a line.
+        label: What figures and tables call it.
+        look: How figures draw it.
+        learner: ``"module:class"`` of the learner that trains with it.
+        library: ``"module:callable"`` whose arguments are the method's settings.
+        fixed: Arguments of ``library`` that are not settings, with their values; None for those left as they are.
+        own: Settings that ``library`` does not have, or for which the laboratory has another default.
+        own_choices: Allowed words of those of them that are words.
+        search: Values of settings that ``alasso search`` tries.
+        preset: Fields of a run that this method changes.
+        takes_memory: Whether examples of the past can be rehearsed beside it.
+    """
 
     title: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    search: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # values that `alasso search` tries
-    preset: dict[str, Any] = field(default_factory=dict)  # fields of a run that this method changes
+    label: str
+    look: Look
+    learner: str = "alasso.bench.learners.base:Learner"
+    library: str | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+    own_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    search: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    takes_memory: bool = True
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings with their defaults; those of a signature whose default is neither a number nor a word are not."""
+        defaults = {name: parameter.default for name, parameter in self._arguments.items()}
+        return {**{name: one for name, one in defaults.items() if isinstance(one, int | float | str)}, **self.own}
+
+    @cached_property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """Allowed words of the settings that are words."""
+        words = {name: typing.get_args(self._arguments[name].annotation) for name in self._arguments}
+        return {**{name: words[name] for name in words if isinstance(self.settings.get(name), str)}, **self.own_choices}
+
+    @cached_property
+    def _arguments(self) -> dict[str, inspect.Parameter]:
+        if self.library is None:
+            return {}
+        parameters = inspect.signature(loaded(self.library), eval_str=True).parameters
+        return {name: parameter for name, parameter in parameters.items() if name not in self.fixed}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark by name.
+
+    Args:
+        title: What it is, in a line.
+        kind: Whether tasks permute the pixels of all images, or split the classes among them.
+        data: The data sets it needs; none where the user brings the images.
+        preset: Fields of a run.
+        settings: Settings by method, where the benchmark has others than the method's defaults.
+        examples: How many to train on and to test on: of a task, or of a class where tasks split the classes. None
+            where they are not known beforehand.
+    """
+
+    title: str
+    kind: Literal["permuted", "split", "own"]
+    data: tuple[str, ...]
+    preset: Mapping[str, Any]
+    settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    examples: tuple[int, int] | None = None
+
+    @property
+    def nested(self) -> bool:
+        """Whether a run of fewer tasks is the beginning of one of more, bit for bit.
+
+        Not so where classes are split: the head, and so the initial weights, depend on how many tasks there are.
+        """
+        return self.kind == "permuted"
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Which of the fields that only some benchmarks use are for this one."""
+        if self.kind == "split":
+            return ("classes_per_task", "image_size") if self.data else ("classes_per_task", "image_size", "path")
+        return ("permute_first",) if self.kind == "permuted" else ()
+
+
+def loaded(reference: str) -> Any:
+    """What ``"module:name"`` refers to, imported now."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+# -- methods, in the order of legends and tables -------------------------------------------------------------------
+
+#: Okabe and Ito's colours, told apart with any colour vision; each has a twin for dark backgrounds.
+BLUE, VERMILLION, GREEN = ("#0072B2", "#4FB3EE"), ("#D55E00", "#F28A3C"), ("#009E73", "#2CC89B")
+SKY, PINK, WINE = ("#3D9BD1", "#8FD0F5"), ("#C0649A", "#E79BC5"), ("#882255", "#D977A8")
+GREY, INK, SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#C4C4C4")
+
+_REGULARIZED = "alasso.bench.learners.base:Regularized"
+_MERGED = "alasso.bench.learners.base:Merged"
+_ALASSO_OWN = {"unmoved": "moved_right"}
+_IMM_FIXED = {"count_unmoved": False}
+_IMM_OWN = {"transfer": "l2", "drop": 0.5, "last_weight": 0.0}  # last_weight 0: all tasks count the same
+_IMM_SEARCH = {"transfer": ("l2", "drop"), "lam": (1e-4, 1e-2)}
+_VCL_FIXED = {"from_point_estimate": True, "prior_mean": 0.0}
+_VCL_OWN = {"train_samples": 1, "test_samples": 20, "point_epochs": 10}
+_VCL_SEARCH = {"initial_logvar": (-6.0, -8.0), "prior_var": (1.0, 0.1)}
+_LAM_SEARCH = {"lam": (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)}
+
+METHODS: dict[str, Method] = {
+    "alasso": Method(
+        "asymmetric loss approximation with single-side overestimation",
+        "ALASSO",
+        Look(*BLUE, "o"),
+        _REGULARIZED,
+        "alasso:ALASSO",
+        own=_ALASSO_OWN,
+        search={"c": (0.3, 1.0, 3.0), "xi": (0.003, 0.01, 0.03, 0.1)},
+    ),
+    "alasso-memory": Method(
+        "ALASSO with 200 examples of each task, rehearsed",
+        "ALASSO + memory",
+        Look(*BLUE, "*", (5, 2)),
+        _REGULARIZED,
+        "alasso:ALASSO",
+        own=_ALASSO_OWN,
+        preset={"memory": 200},
+    ),
+    "si": Method(
+        "synaptic intelligence",
+        "SI",
+        Look(*VERMILLION, "s"),
+        _REGULARIZED,
+        "alasso:SI",
+        search={"c": (0.1, 0.3, 1.0, 3.0), "xi": (0.01, 0.03, 0.1)},
+    ),
+    "ewc": Method(
+        "elastic weight consolidation, exact sum over tasks",
+        "EWC",
+        Look(*GREEN, "^"),
+        _REGULARIZED,
+        "alasso:EWC",
+        search=_LAM_SEARCH,
+    ),
+    "online-ewc": Method(
+        "online EWC, one decaying quadratic",
+        "online EWC",
+        Look(*GREEN, "v", (5, 2)),
+        _REGULARIZED,
+        "alasso:OnlineEWC",
+        search=_LAM_SEARCH,
+    ),
+    "mas": Method(
+        "memory aware synapses",
+        "MAS",
+        Look(*PINK, "D"),
+        _REGULARIZED,
+        "alasso:MAS",
+        search={"lam": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)},
+    ),
+    "imm-mean": Method(
+        "incremental moment matching, weights averaged",
+        "IMM (mean)",
+        Look(*WINE, "<"),
+        _MERGED,
+        "alasso:IMM",
+        fixed={"merge": "mean", **_IMM_FIXED},
+        own=_IMM_OWN,
+        search=_IMM_SEARCH,
+    ),
+    "imm-mode": Method(
+        "incremental moment matching, weighed by the Fisher",
+        "IMM (mode)",
+        Look(*WINE, ">", (5, 2)),
+        _MERGED,
+        "alasso:IMM",
+        fixed={"merge": "mode", **_IMM_FIXED},
+        own=_IMM_OWN,
+        search=_IMM_SEARCH,
+    ),
+    "vcl": Method(
+        "variational continual learning",
+        "VCL",
+        Look(*SKY, "P"),
+        "alasso.bench.learners.vcl:Variational",
+        "alasso.vcl:convert",
+        fixed=_VCL_FIXED,
+        own=_VCL_OWN,
+        search=_VCL_SEARCH,
+        takes_memory=False,
+    ),
+    "vcl-coreset": Method(
+        "VCL with a coreset of each task",
+        "VCL + coreset",
+        Look(*SKY, "X", (5, 2)),
+        "alasso.bench.learners.vcl:VariationalWithCoreset",
+        "alasso.vcl:convert",
+        fixed=_VCL_FIXED,
+        own={**_VCL_OWN, "coreset": 200, "coreset_epochs": 20, "choose": "random"},
+        own_choices={"choose": ("random", "k-center")},
+        search=_VCL_SEARCH,
+        takes_memory=False,
+    ),
+    "sgd-dropout": Method(
+        "sgd with dropout: 0.2 of the inputs, 0.5 of the hidden units", "SGD + dropout", Look(*GREY, "p", (5, 2))
+    ),
+    "sgd": Method("no protection: plain training, one task after another", "SGD", Look(*GREY, "h")),
+    "single-task": Method(
+        "upper bound: a fresh network for each task",
+        "single-task",
+        Look(*INK, "", (6, 3)),
+        "alasso.bench.learners.upper_bounds:SingleTask",
+        takes_memory=False,
+    ),
+    "multi-task": Method(
+        "upper bound: batches mixed from all tasks so far",
+        "multi-task",
+        Look(*SOOT, "", (1.5, 2)),
+        "alasso.bench.learners.upper_bounds:MultiTask",
+        takes_memory=False,
+    ),
+}
+
+
+def label_of(method: str) -> str:
+    """What figures and tables call a method; its name, if it is a custom one."""
+    return METHODS[method].label if method in METHODS else method
+
+
+# -- benchmarks ----------------------------------------------------------------------------------------------------
 
 
 def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
@@ -56,158 +285,78 @@ _SPLIT_CIFAR = {**_SMALL_XI, "alasso": {"xi": 1e-3, "a": 1.2}, "alasso-memory": 
 # ξ = 0.01 by held-out examples of 15 tasks: 0.621 against 0.606 with 0.001, one seed
 # (records/2026-11-16-tiny-imagenet-search). With a memory, the same.
 _SPLIT_TINY = {**_SMALL_XI, "alasso": {"xi": 1e-2}, "alasso-memory": {"xi": 1e-2}}
-
-_PERMUTED = ("permute_first",)
-_SPLIT = ("classes_per_task", "image_size")
-
-_PERMUTED_MNIST = {
-    "tasks": 30,
-    "epochs": 20,
-    "batch_size": 256,
-    "learning_rate": 1e-3,
-    "model": "mlp",
-    "hidden": 2000,
-}
-
-#: For who chooses a benchmark; of results it says nothing.
-NOTHING_TO_DOWNLOAD = "; nothing to download"
+_ADAM = {"learning_rate": 1e-3}
+_PERMUTED_MNIST = {**_ADAM, "tasks": 30, "epochs": 20, "batch_size": 256, "model": "mlp", "hidden": 2000}
 
 BENCHMARKS: dict[str, Benchmark] = {
     "permuted-digits": Benchmark(
-        f"scikit-learn's 8 × 8 digits, pixels permuted{NOTHING_TO_DOWNLOAD}",
+        "scikit-learn's 8 × 8 digits, pixels permuted",
+        "permuted",
         ("digits",),
-        {"tasks": 10, "epochs": 6, "batch_size": 64, "learning_rate": 1e-3, "model": "mlp", "hidden": 800},
+        {**_ADAM, "tasks": 10, "epochs": 6, "batch_size": 64, "model": "mlp", "hidden": 800},
         searched("permuted-digits"),
-        nested=True,
-        takes=_PERMUTED,
+        examples=(1437, 360),
     ),
     "permuted-mnist": Benchmark(
         "MNIST, pixels permuted: the paper's main benchmark",
+        "permuted",
         ("mnist",),
         _PERMUTED_MNIST,
         searched("permuted-mnist"),
-        nested=True,
-        takes=_PERMUTED,
+        examples=(60_000, 10_000),
     ),
     "permuted-fashion-mnist": Benchmark(
-        "Fashion-MNIST, pixels permuted", ("fashion-mnist",), _PERMUTED_MNIST, nested=True, takes=_PERMUTED
+        "Fashion-MNIST, pixels permuted",
+        "permuted",
+        ("fashion-mnist",),
+        _PERMUTED_MNIST,
+        examples=(60_000, 10_000),
     ),
     "split-cifar": Benchmark(
         "3 tasks of 3 CIFAR-10 classes, then 27 of 3 CIFAR-100 classes",
+        "split",
         ("cifar10", "cifar100"),
-        {
-            "tasks": 30,
-            "epochs": 60,
-            "batch_size": 256,
-            "learning_rate": 1e-3,
-            "model": "cifar-cnn",
-            "classes_per_task": 3,
-        },
+        {**_ADAM, "tasks": 30, "epochs": 60, "batch_size": 256, "model": "cifar-cnn", "classes_per_task": 3},
         _SPLIT_CIFAR,
-        takes=_SPLIT,
+        examples=(500, 100),  # of CIFAR-100
     ),
     "split-tiny-imagenet": Benchmark(
         "30 tasks of 6 Tiny ImageNet classes, 224 × 224",
+        "split",
         ("tiny-imagenet",),
         {
+            **_ADAM,
             "tasks": 30,
             "epochs": 60,
             "batch_size": 128,
-            "learning_rate": 1e-3,
             "model": "tiny-imagenet-cnn",
             "classes_per_task": 6,
             "image_size": 224,
         },
         _SPLIT_TINY,
-        takes=_SPLIT,
+        examples=(500, 50),
     ),
     "split-folder": Benchmark(
         "your own images, a folder a class: alasso run split-folder PATH",
+        "split",
         (),
         {
-            "tasks": None,  # as many as the classes give
+            **_ADAM,
+            "tasks": None,
             "epochs": 20,
             "batch_size": 64,
-            "learning_rate": 1e-3,
-            "model": "cifar-cnn",
+            "model": "cifar-cnn",  # as many as the classes give
             "classes_per_task": 2,
             "image_size": 32,
         },
         _SMALL_XI,
-        takes=(*_SPLIT, "path"),
     ),
 }
 
 OWN = "own-stream"
 OWN_STREAM = Benchmark(
     "tasks given from Python",
+    "own",
     (),
-    {"tasks": None, "epochs": 20, "batch_size": 64, "learning_rate": 1e-3, "model": "mlp", "hidden": 256},
+    {**_ADAM, "tasks": None, "epochs": 20, "batch_size": 64, "model": "mlp", "hidden": 256},
 )
-
-_ALASSO = {
-    "a": 1.8,
-    "c": 1.0,
-    "a_prime": 1.0,
-    "c_prime": 1.0,
-    "epsilon": 1e-6,
-    "epsilon_prime": 0.0,
-    "xi": 0.1,
-    "monotone": True,
-    "omega_rule": "accurate",
-    "unmoved": "moved_right",
-}
-_ALASSO_CHOICES: dict[str, tuple[str, ...]] = {
-    "omega_rule": ("accurate", "si"),
-    "unmoved": ("unobserved", "moved_right", "sign_of_omega"),
-}
-_ALASSO_SEARCH = {"c": (0.3, 1.0, 3.0), "xi": (0.003, 0.01, 0.03, 0.1)}
-_IMM = {"transfer": "l2", "lam": 1e-4, "drop": 0.5, "last_weight": 0.0, "start": "merged", "labels": "true"}
-_IMM_CHOICES: dict[str, tuple[str, ...]] = {
-    "transfer": ("weight", "l2", "drop", "l2-drop"),
-    "start": ("merged", "last"),
-    "labels": ("true", "sampled", "expected", "uniform"),
-}
-_IMM_SEARCH = {"transfer": ("l2", "drop"), "lam": (1e-4, 1e-2)}
-_VCL = {"initial_logvar": -6.0, "prior_var": 1.0, "train_samples": 1, "test_samples": 20, "point_epochs": 10}
-_VCL_SEARCH = {"initial_logvar": (-6.0, -8.0), "prior_var": (1.0, 0.1)}
-_LAM = {"lam": (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)}
-_LABELS: dict[str, tuple[str, ...]] = {"labels": ("true", "sampled", "expected", "uniform")}
-
-METHODS: dict[str, Method] = {
-    "sgd": Method("no protection: plain training, one task after another"),
-    "sgd-dropout": Method("the same with dropout: 0.2 of the inputs, 0.5 of the hidden units"),
-    "ewc": Method(
-        "elastic weight consolidation, exact sum over tasks", {"lam": 100.0, "labels": "true"}, _LABELS, _LAM
-    ),
-    "online-ewc": Method(
-        "online EWC, one decaying quadratic", {"lam": 100.0, "gamma": 1.0, "labels": "true"}, _LABELS, _LAM
-    ),
-    "si": Method(
-        "synaptic intelligence",
-        {"c": 0.1, "xi": 0.1},
-        search={"c": (0.1, 0.3, 1.0, 3.0), "xi": (0.01, 0.03, 0.1)},
-    ),
-    "mas": Method(
-        "memory aware synapses",
-        {"lam": 1.0},
-        search={"lam": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)},
-    ),
-    "imm-mean": Method("incremental moment matching, weights averaged", _IMM, _IMM_CHOICES, _IMM_SEARCH),
-    "imm-mode": Method("incremental moment matching, weighed by the Fisher", _IMM, _IMM_CHOICES, _IMM_SEARCH),
-    "vcl": Method("variational continual learning", _VCL, search=_VCL_SEARCH),
-    "vcl-coreset": Method(
-        "VCL with a coreset of each task",
-        {**_VCL, "coreset": 200, "coreset_epochs": 20, "choose": "random"},
-        {"choose": ("random", "k-center")},
-        _VCL_SEARCH,
-    ),
-    "alasso": Method(
-        "asymmetric loss approximation with single-side overestimation", _ALASSO, _ALASSO_CHOICES, _ALASSO_SEARCH
-    ),
-    "alasso-memory": Method(
-        "ALASSO with 200 examples of each task, rehearsed", _ALASSO, _ALASSO_CHOICES, preset={"memory": 200}
-    ),
-    "single-task": Method("upper bound: a fresh network for each task"),
-    "multi-task": Method("upper bound: batches mixed from all tasks so far"),
-}

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from alasso import IMM
 from alasso.bench.config import RunConfig
 from alasso.bench.learners.losses import mean_cross_entropy
 from alasso.bench.learners.replay import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
+from alasso.bench.registry import METHODS, loaded
 from alasso.bench.streams import Examples, Stream, Task
 from alasso.errors import DivergedError
-from alasso.methods import _classes as regularizers
 from alasso.methods.imm import DropTransfer
 from alasso.regularizer import Regularizer
 
@@ -208,7 +209,10 @@ class Regularized(Learner):
         self.regularizer.attach(self.optimizer)
 
     def new_regularizer(self) -> Regularizer:
-        return REGULARIZERS[self.config.method](self.model, **self.config.settings)
+        method = METHODS[self.config.method]
+        assert method.library is not None
+        regularizer: Regularizer = loaded(method.library)(self.model, **method.fixed, **self.config.settings)
+        return regularizer
 
     def begin_task(self, t: int) -> None:
         before = self.optimizer
@@ -262,10 +266,11 @@ class Merged(Regularized):
         settings = dict(self.config.settings)
         settings["last_weight"] = settings["last_weight"] or None
         self.drop_share = float(settings.pop("drop"))
-        return regularizers.IMM(self.model, self.config.method.removeprefix("imm-"), **settings)  # type: ignore[arg-type]
+        regularizer: Regularizer = IMM(self.model, **METHODS[self.config.method].fixed, **settings)
+        return regularizer
 
     def begin_task(self, t: int) -> None:
-        assert isinstance(self.regularizer, regularizers.IMM)
+        assert isinstance(self.regularizer, IMM)
         self.regularizer.begin_task()
         if t > 0:
             self.regularizer.detach()
@@ -333,15 +338,6 @@ def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
-
-REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
-    "ewc": regularizers.EWC,
-    "online-ewc": regularizers.OnlineEWC,
-    "si": regularizers.SI,
-    "mas": regularizers.MAS,
-    "alasso": regularizers.ALASSO,
-    "alasso-memory": regularizers.ALASSO,
-}
 
 MEMORY = 1 << 20  # where in the seeds' space the choice of memories lies: beyond any epoch
 

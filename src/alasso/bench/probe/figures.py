@@ -10,9 +10,9 @@ import numpy as np
 
 from alasso.bench.io import write_whole
 from alasso.bench.labels import count_of
+from alasso.bench.registry import METHODS, Look
 from alasso.bench.report.drawing import INK, Line, label_ends, new_figure, pen, safe, style, titled
 from alasso.bench.report.figure_files import save
-from alasso.bench.report.style import LOOKS, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def sides(measured: Measured) -> Figure | None:
         shown = scaled[:: -(-len(scaled) // MOST_LINES)]
         for line in shown:
             left.plot(offsets, line, color="#8A8A8A", lw=0.5, alpha=0.35)
-        left.plot(offsets, np.median(scaled, axis=0), color=LOOKS["alasso"].light, lw=2.4)
+        left.plot(offsets, np.median(scaled, axis=0), color=METHODS["alasso"].look.light, lw=2.4)
         left.axvline(0, color="#999999", lw=0.8)
         left.set(ylim=(-1.05, 1.08), xlabel="move of one weight, steep side right")
         left.set_ylabel("change of the loss / rise at the right end")
@@ -73,7 +73,7 @@ def said_of(weights: int, shown: int) -> str:
 def _evenness(axes: Axes, measured: Measured) -> None:
     """How many weights are how symmetric."""
     evenness = measured.shallow_over_steep()
-    axes.hist(evenness, bins=list(np.linspace(-1, 1, 21)), color=LOOKS["alasso"].light, rwidth=0.92)
+    axes.hist(evenness, bins=list(np.linspace(-1, 1, 21)), color=METHODS["alasso"].look.light, rwidth=0.92)
     axes.axvline(float(np.median(evenness)) if len(evenness) else 0.0, color=INK, lw=1.2)
     axes.set(xlabel="change of the shallow side / rise of the steep side", ylabel="weights", xlim=(-1.02, 1.02))
     axes.set_xticks([-1, 0, 1], ["−1\nfalls as it rises", "0\nflat", "1\nsymmetric"])
@@ -124,4 +124,4 @@ def surrogates(measured: Measured) -> Figure | None:
 
 def plain_line(method: str, dashes: tuple[float, ...] = ()) -> Look:
     """The method's colour alone: these lines are curves, not points of tasks."""
-    return replace(LOOKS[method], marker="", dashes=dashes)
+    return replace(METHODS[method].look, marker="", dashes=dashes)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from alasso.bench import metrics
+from alasso.bench.registry import Look
 from alasso.bench.report.aggregate import Array, Curve, Group
 from alasso.bench.report.drawing import group_look, tick_places
 from alasso.bench.report.figures import EVERY, bar_groups, decoupling_groups, group_lines, memory_groups
 from alasso.bench.report.sections import Section
-from alasso.bench.report.style import Look
 from alasso.errors import AlassoError
 
 HEIGHT = 340

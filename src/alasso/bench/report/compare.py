@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alasso.bench.labels import count_of
+from alasso.bench.registry import label_of
 from alasso.bench.report.aggregate import MEASURES, Group, groups, mean_and_spread
 from alasso.bench.report.load import collect
 from alasso.bench.report.sections import sections
-from alasso.bench.report.style import METHOD_NAMES, number, plain
+from alasso.bench.report.style import number, plain
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
@@ -163,13 +164,13 @@ def _matched(
 
 
 def _method_key(group: Group) -> str:
-    return f"{METHOD_NAMES.get(group.method, group.method)} on {group.config.benchmark}"
+    return f"{label_of(group.method)} on {group.config.benchmark}"
 
 
 def _common_title(found: Sequence[Group]) -> str:
     """What the groups have in common."""
     places = {f"{g.config.benchmark}, {count_of(len(g.results[0].accuracy), 'task')}" for g in found}
-    methods = {METHOD_NAMES.get(group.method, group.method) for group in found}
+    methods = {label_of(group.method) for group in found}
     place = places.pop() if len(places) == 1 else "different benchmarks or numbers of tasks"
     return f"{methods.pop()} on {place}" if len(methods) == 1 else place
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alasso.bench.registry import Look
 from alasso.bench.report.aggregate import Array, Group, by_settings
 from alasso.bench.report.sections import Section
-from alasso.bench.report.style import Look, look_of, on_ramp, plain
+from alasso.bench.report.style import look_of, on_ramp, plain
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:

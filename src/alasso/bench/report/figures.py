@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alasso.bench import metrics
+from alasso.bench.registry import Look
 from alasso.bench.report.aggregate import DECOUPLED, Array, Curve, Group, differences, has_memory, over_shared_seeds
 from alasso.bench.report.drawing import (
     WIDTH,
@@ -24,7 +25,6 @@ from alasso.bench.report.drawing import (
     titled,
 )
 from alasso.bench.report.sections import Section, one_section
-from alasso.bench.report.style import Look
 from alasso.bench.results import Result
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from alasso.bench.report.style import METHOD_NAMES, Look, look_of, plain
+from alasso.bench.registry import Look, label_of
+from alasso.bench.report.style import look_of, plain
 from alasso.bench.training.progress import CsvLog
 
 MOST = 12  # running logs shown, the latest
@@ -128,4 +129,4 @@ def _method_and_label(name: str) -> tuple[str, str]:
     if len(parts) != 4 or not parts[3].startswith("s"):
         return "", plain(name)
     benchmark, method, hash_, seed = parts
-    return method, plain(f"{METHOD_NAMES.get(method, method)}, seed {seed[1:]}, {benchmark} {hash_[:4]}")
+    return method, plain(f"{label_of(method)}, seed {seed[1:]}, {benchmark} {hash_[:4]}")

@@ -10,7 +10,7 @@ import alasso
 from alasso.bench import metrics
 from alasso.bench.labels import count_of
 from alasso.bench.probe.section import probe_section
-from alasso.bench.registry import BENCHMARKS, NOTHING_TO_DOWNLOAD
+from alasso.bench.registry import BENCHMARKS
 from alasso.bench.report import charts, page_parts
 from alasso.bench.report.aggregate import Group
 from alasso.bench.report.figures import decoupling_groups, not_drawn
@@ -109,7 +109,7 @@ def section_html(number: int, section: Section, chosen: set[str]) -> str:
     with_matrix = [group for group in section.groups if group.config.hash in chosen]
     drawn = charts.section_charts(section, with_matrix)
     known = BENCHMARKS.get(section.benchmark)
-    about = known.title.removesuffix(NOTHING_TO_DOWNLOAD) if known else ""
+    about = known.title if known else ""
     figures = "".join(
         figure_html(number, section, name, drawn[name], with_matrix) for name in CAPTIONS if name in drawn
     )

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alasso.bench.labels import count_of
-from alasso.bench.registry import METHODS
+from alasso.bench.registry import METHODS, Look
 from alasso.bench.report.aggregate import MEASURES, Curve, Group, mean_and_spread
 from alasso.bench.report.drawing import group_look
 from alasso.bench.report.figure_tables import sensitivity_rows
 from alasso.bench.report.sections import Section
-from alasso.bench.report.style import Look, number, plain
+from alasso.bench.report.style import number, plain
 
 LONGEST = 300  # letters of any one string from a file
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from alasso.bench.config import RunConfig
-from alasso.bench.registry import BENCHMARKS
+from alasso.bench.registry import BENCHMARKS, METHODS, label_of
 from alasso.bench.report.aggregate import (
     VARIANTS,
     Group,
@@ -23,7 +23,7 @@ from alasso.bench.report.aggregate import (
     standing,
     without_seed,
 )
-from alasso.bench.report.style import METHOD_NAMES, METHOD_ORDER, plain
+from alasso.bench.report.style import plain
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
@@ -151,7 +151,7 @@ def labels(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def _label(group: Group, alike: Sequence[Group]) -> str:
-    name = METHOD_NAMES.get(group.method, group.method)
+    name = label_of(group.method)
     if group.variant:
         name += f", {group.variant}"
     standard, ours = min(alike, key=standing), without_seed(group.config)
@@ -201,7 +201,7 @@ def in_order(found: Sequence[Group]) -> list[Group]:
     In a sweep only the benchmark's own preset goes first: the best of the others stays in its place.
     """
     methods = {group.method for group in found}
-    known = [method for method in METHOD_ORDER if method in methods]
+    known = [method for method in METHODS if method in methods]
     sweep = is_sweep(found)
     ordered: list[Group] = []
     for method in [*known, *sorted(methods - set(known))]:

@@ -5,65 +5,13 @@ Colours are Okabe and Ito's, told apart with any colour vision; each has a twin 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-#: Methods in the order of legends and tables.
-METHOD_NAMES: dict[str, str] = {
-    "alasso": "ALASSO",
-    "alasso-memory": "ALASSO + memory",
-    "si": "SI",
-    "ewc": "EWC",
-    "online-ewc": "online EWC",
-    "mas": "MAS",
-    "imm-mean": "IMM (mean)",
-    "imm-mode": "IMM (mode)",
-    "vcl": "VCL",
-    "vcl-coreset": "VCL + coreset",
-    "sgd-dropout": "SGD + dropout",
-    "sgd": "SGD",
-    "single-task": "single-task",
-    "multi-task": "multi-task",
-}
-METHOD_ORDER = tuple(METHOD_NAMES)
+from alasso.bench.registry import BLUE, GREEN, METHODS, SOOT, VERMILLION, Look
 
-
-@dataclass(frozen=True)
-class Look:
-    """How a line is drawn: colour on light and on dark, matplotlib's marker, and the lengths of its dashes.
-
-    ``further``: for a method's further settings, hollow markers and a thinner line. ``hatch``: lines in its bars.
-    """
-
-    light: str
-    dark: str
-    marker: str = ""
-    dashes: tuple[float, ...] = ()
-    further: bool = False
-    hatch: str = ""
-
-
-_BLUE, _VERMILLION, _GREEN = ("#0072B2", "#4FB3EE"), ("#D55E00", "#F28A3C"), ("#009E73", "#2CC89B")
-_SKY, _PINK, _WINE = ("#3D9BD1", "#8FD0F5"), ("#C0649A", "#E79BC5"), ("#882255", "#D977A8")
-_GREY, _INK, _SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#C4C4C4")
 _ORANGE, _VIOLET, _NAVY = ("#E69F00", "#F2BE4A"), ("#6A51A3", "#A995DC"), ("#00334F", "#9CC9E5")
 _BROWN = ("#8C4F1B", "#CF9A66")
 
-LOOKS: dict[str, Look] = {
-    "alasso": Look(*_BLUE, "o"),
-    "alasso-memory": Look(*_BLUE, "*", (5, 2)),
-    "si": Look(*_VERMILLION, "s"),
-    "ewc": Look(*_GREEN, "^"),
-    "online-ewc": Look(*_GREEN, "v", (5, 2)),
-    "mas": Look(*_PINK, "D"),
-    "imm-mean": Look(*_WINE, "<"),
-    "imm-mode": Look(*_WINE, ">", (5, 2)),
-    "vcl": Look(*_SKY, "P"),
-    "vcl-coreset": Look(*_SKY, "X", (5, 2)),
-    "sgd-dropout": Look(*_GREY, "p", (5, 2)),
-    "sgd": Look(*_GREY, "h"),
-    "single-task": Look(*_INK, "", (6, 3)),
-    "multi-task": Look(*_SOOT, "", (1.5, 2)),
-}
 VARIANT_LOOKS: dict[str, Look] = {
     "asymmetric only": Look(*_ORANGE, "v", (5, 2)),
     "accurate only": Look(*_VIOLET, "d", (5, 2)),
@@ -85,12 +33,13 @@ DARKEST, LIGHTEST, APART = (
     0.48,
     0.2,
 )  # shares of black and of white in further shades; nearest to the method's own
-UNKNOWN_LOOK = Look(*_SOOT, "o")
+UNKNOWN_LOOK = Look(*SOOT, "o")
 
 
 def look_of(method: str, variant: str | None = None, place: int = 0, of: int = 1) -> Look:
     """``place``: 0 for the main one of ``of`` lines of a method or of its variant, 1, 2, … for the others in order."""
-    look = VARIANT_LOOKS[variant] if variant in VARIANT_LOOKS else LOOKS.get(method, UNKNOWN_LOOK)
+    look = METHODS[method].look if method in METHODS else UNKNOWN_LOOK
+    look = VARIANT_LOOKS.get(variant or "", look)
     if not place:
         return look
     share = further_shade(place, of)
@@ -127,7 +76,7 @@ def shaded(colour: str, share: float) -> str:
 
 
 #: Colours of a sweep, from its smallest setting to its largest, on light and on dark.
-RAMP = (_NAVY, _BLUE, _GREEN, _ORANGE, _VERMILLION)
+RAMP = (_NAVY, BLUE, GREEN, _ORANGE, VERMILLION)
 
 
 def on_ramp(share: float, look: Look) -> Look:

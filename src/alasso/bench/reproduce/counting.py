@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from alasso.bench.config import RunConfig
+from alasso.bench.registry import BENCHMARKS
 
 #: Training examples of a task, by benchmark; split CIFAR's first three tasks come from CIFAR-10.
-EXAMPLES = {
-    "permuted-digits": 1437,
-    "permuted-mnist": 60_000,
-    "permuted-fashion-mnist": 60_000,
-    "split-cifar": 500,  # of a class
-    "split-tiny-imagenet": 500,  # of a class
-}
+EXAMPLES = {name: one.examples[0] for name, one in BENCHMARKS.items() if one.examples}
 #: Test examples likewise.
-TESTED = {
-    "permuted-digits": 360,
-    "permuted-mnist": 10_000,
-    "permuted-fashion-mnist": 10_000,
-    "split-cifar": 100,
-    "split-tiny-imagenet": 50,
-}
+TESTED = {name: one.examples[1] for name, one in BENCHMARKS.items() if one.examples}
 
 
 def task_sizes(config: RunConfig, each: int) -> list[int]:
     """Examples of every task, of which there are ``each`` in a task, or in a class where tasks split the classes."""
     tasks = config.tasks or 1
-    if config.benchmark.startswith("permuted-"):
+    if BENCHMARKS[config.benchmark].kind == "permuted":
         return [each] * tasks
     sizes = [each * (config.classes_per_task or 1)] * tasks
     if config.benchmark == "split-cifar":

@@ -15,9 +15,9 @@ from alasso.bench._make_streams import make_streams
 from alasso.bench.config import RunConfig
 from alasso.bench.data import version as editions
 from alasso.bench.io import taken
-from alasso.bench.learners import LEARNERS
 from alasso.bench.learners.base import Learner
 from alasso.bench.learners.vcl import Variational
+from alasso.bench.registry import METHODS, loaded
 from alasso.bench.results import Result
 from alasso.bench.stacking.lanes import can_share_a_stack, shape_of, stackable, that_fit
 from alasso.bench.streams import Stream, with_edition
@@ -249,7 +249,7 @@ def make_learner(
             return models.built_by(model, stream.input_shape, stream.classes)
         return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden, dropout=dropout)
 
-    learner = LEARNERS[config.method](config, stream, made, device)
+    learner: Learner = loaded(METHODS[config.method].learner)(config, stream, made, device)
     if model is None and config.model in models.MODELS:
         gaussian = isinstance(learner, Variational)
         learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout, gaussian)
