@@ -121,7 +121,7 @@ def test_a_side_kept_as_the_sign_of_omega_is_lost_where_omega_is_zero():
 
 
 def test_a_weight_that_stood_still_does_not_divide_by_zero_and_keeps_its_omega():
-    surrogate = AlassoSurrogate(xi=0.0, monotone=False)
+    surrogate = AlassoSurrogate(xi=0.0, monotone=False, unmoved="unobserved")
     state = surrogate.init(tensor(0, 0))
     add_to_path_(state.path, tensor(-1, -1), tensor(0, 0), tensor(2, 0))
     state = surrogate.consolidate(state, tensor(2, 0))
@@ -165,22 +165,6 @@ def test_ewc_single_spring_equals_the_sum_over_all_tasks_also_in_value():
         theta = 3 * torch.randn(4, generator=generator, dtype=torch.float64)
         expected = 0.4 * (fishers * (theta - anchors) ** 2).sum()
         torch.testing.assert_close(surrogate.penalty(theta, state), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_settings_may_be_tensors_that_broadcast_over_stacked_runs():
-    theta = torch.randn(3, 4, dtype=torch.float64)
-    state = AlassoState(
-        torch.zeros_like(theta),
-        torch.rand_like(theta),
-        torch.zeros_like(theta),
-        torch.ones(3, 4, dtype=torch.int8),
-    )
-    a, c = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [1.0], [2.0]])
-    stacked = AlassoSurrogate(a=a, c=c).penalty_grad(theta, state)
-    for i in range(3):
-        one = AlassoState(*(field[i] for field in state))
-        alone = AlassoSurrogate(a=float(a[i]), c=float(c[i])).penalty_grad(theta[i], one)
-        torch.testing.assert_close(stacked[i], alone)
 
 
 @pytest.mark.parametrize(

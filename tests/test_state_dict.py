@@ -4,7 +4,6 @@ import copy
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch.nn.utils import prune
 import alasso.optim
 from alasso import ALASSO, EWC, MAS, SI, AlassoError, OnlineEWC
 
-import helpers
 from helpers import mlp, run, same, toy_tasks, weights
 
 TASKS = toy_tasks(3)
@@ -74,7 +72,6 @@ def test_a_past_without_the_weights_it_is_of_is_warned_of_at_the_first_step(kind
 
     said = goes_on(lambda other: None, reg.state_dict())
     assert len(said) == 1 and "load the model's own weights, too" in said[0]
-    assert Path(recwarn[0].filename) == Path(helpers.__file__)  # whose line is the step
     assert goes_on(lambda other: other.load_state_dict(model.state_dict()), reg.state_dict()) == []
 
     def with_a_new_head(other):
@@ -137,7 +134,7 @@ def test_a_layer_that_was_frozen_when_a_state_was_saved_is_told_of():
     model = mlp(6, 12, 4)
     model[0].requires_grad_(False)
     saved = ALASSO(model).state_dict()
-    with pytest.raises(AlassoError, match=r"which the state has not .*load first and unfreeze it then"):
+    with pytest.raises(AlassoError, match=r"which the state lacks .*load first and unfreeze it then"):
         ALASSO(mlp(6, 12, 4)).load_state_dict(saved)
     reg = ALASSO(model)
     reg.load_state_dict(saved)
@@ -249,11 +246,11 @@ def broken(**changes):
             lambda: fresh(ALASSO, 6, 5).state_dict(),
             r"0.weight has shape \(4, 6\), but the saved state is for \(5, 6\)",
         ),
-        (lambda: fresh(ALASSO, 6, 5, 4).state_dict(), "the state has 2.bias, which the model has not"),
+        (lambda: fresh(ALASSO, 6, 5, 4).state_dict(), "the state has 2.bias, which the model lacks"),
         (lambda: broken(version=99), "version 99"),
         (lambda: broken(settings={"a": 1.0}), "settings"),
-        (lambda: broken(parameters={}), "the model has 0.bias, which the state has not"),
-        (lambda: {"model": 1}, "no saved regularizer"),
+        (lambda: broken(parameters={}), "the model has 0.bias, which the state lacks"),
+        (lambda: {"model": 1}, "not a saved regularizer"),
     ],
 )
 def test_loading_what_does_not_fit_is_refused_whole(saved, message):
@@ -347,7 +344,7 @@ def test_a_layer_that_was_taken_out_of_the_model_stays_in_the_memory():
     reg = ALASSO(model)
     before = set(reg.state_dict()["parameters"])
     del model["old_head"]
-    reg.refresh()
+    reg.look()
     assert set(reg.importance()) == set(reg.anchor()) == before
     saved = reg.state_dict()
     assert set(saved["parameters"]) == {"body.weight", "body.bias"}  # the model that loads it has no such layer
@@ -369,7 +366,7 @@ def test_a_state_that_is_not_finite_is_refused(broken):
     with pytest.raises(AlassoError, match=f"omega of {name} is not finite"):
         reg.load_state_dict(saved)
     assert reg.penalty().item() == before
-    with pytest.raises(AlassoError, match="this is no saved regularizer but NoneType"):
+    with pytest.raises(AlassoError, match="not a saved regularizer but NoneType"):
         reg.load_state_dict(None)
     with pytest.raises(AlassoError, match="its parameters are no mapping"):
         reg.load_state_dict({**saved, "parameters": None})

@@ -224,21 +224,21 @@ def test_several_parameter_groups_and_two_optimizers():
 
 
 def test_maximize_is_minimizing_the_negative():
-    down = mlp(6, 12, 4)
+    down = mlp(6, 12, 4, dtype=torch.float64)
     up = copy.deepcopy(down)
     regs = []
     for model, sign in ((down, 1.0), (up, -1.0)):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=sign < 0)
         reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
-        for task in TASKS:
+        for task in toy_tasks(3, dtype=torch.float64):
             for x, y in task:
                 optimizer.zero_grad()
                 (sign * nn.functional.cross_entropy(model(x), y)).backward()
                 optimizer.step()
             reg.consolidate()
         regs.append(reg)
-    assert same(weights(down), weights(up))
-    assert same(regs[0].importance().values(), regs[1].importance().values())
+    torch.testing.assert_close(weights(down), weights(up), rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(regs[0].importance(), regs[1].importance(), rtol=1e-8, atol=1e-14)
 
 
 def test_frozen_parameters_cost_nothing_and_may_thaw():
@@ -296,7 +296,8 @@ def test_tied_weights_are_protected_once():
     assert set(ALASSO(model, exclude="second.weight").importance()) == {"first.bias", "second.bias"}
     run(model, optimizer, TASKS[1])
     by_hand = sum(
-        float(reg.surrogate.penalty(p.detach(), reg.state_of(name, p))) for name, p in model.named_parameters()
+        float(reg.surrogate.penalty(p.detach(), reg.protected.state_of(name, p)))
+        for name, p in model.named_parameters()
     )
     assert float(reg.penalty()) == pytest.approx(by_hand)
 
@@ -354,7 +355,7 @@ def test_a_head_that_grows_keeps_its_memory_and_new_rows_start_free():
 
     model[2] = nn.Linear(12, 3)
     with pytest.raises(AlassoError, match="may grow, not shrink"):
-        reg.refresh()
+        reg.look()
 
 
 def test_ewc_survives_a_growing_head():
@@ -514,10 +515,10 @@ def test_an_optimizer_may_drop_a_gradient_within_its_step():
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, HalvesGradients])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_after_a_step_that_was_interrupted_training_goes_on_as_if_it_had_not_been_begun(kind, set_to_none):
-    """Both have two step() methods that torch hooks, their parents' being in use, too."""
-    kind.__mro__[1]([nn.Parameter(torch.zeros(1))])
+    """Adam, AdamW's parent, is in use, too, so that torch has put hooks around the step() of both."""
+    torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     interrupt = [False]
 
     def interrupted(*_):
@@ -657,58 +658,36 @@ def test_a_model_without_weights_to_protect_is_named():
         ALASSO(model).attach(optimizer)
 
 
-def test_of_two_path_methods_no_order_is_advised_and_the_warning_is_of_the_callers_line():
-    model = mlp(6, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    SI(model).attach(optimizer)
-    with pytest.warns(UserWarning, match=r"\(SI\) is attached .* loss\. Detach the other one\.$") as caught:
-        ALASSO(model).attach(optimizer)
-    assert [warning.filename for warning in caught] == [__file__]
-
-
 def test_an_optimizer_among_the_settings_is_told_where_to_go():
     model = mlp(6, 4)
     with pytest.raises(AlassoError, match=r"^a must be a number, not Adam; optimizers go to attach\(\)$"):
         ALASSO(model, torch.optim.Adam(model.parameters()))
 
 
-def test_a_path_method_warns_of_a_penalty_that_is_added_before_it_looks():
-    """Attached first it sees the task's gradient alone; that is the advice, and here it is checked."""
+@pytest.mark.parametrize("order", [["observer", "strong"], ["strong", "observer"]])
+def test_of_two_regularizers_each_sees_the_gradient_of_the_task_alone(order):
     tasks = toy_tasks(2)
-
-    def path_of_second_task(order):
-        torch.manual_seed(0)
-        model = mlp(6, 12, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        made = {"strong": MAS(model, lam=20.0), "observer": SI(model, c=0.0)}
-        for name in order:
-            made[name].attach(optimizer)
-        run(model, optimizer, tasks[0])
-        made["strong"].consolidate(tasks[0])
-        made["observer"].consolidate()
-        expected = torch.zeros(())
-        for x, y in tasks[1]:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            grads, before = [p.grad.clone() for p in model.parameters()], weights(model)
-            optimizer.step()
-            expected = expected - sum(
-                (g * (p.detach() - b)).sum() for g, p, b in zip(grads, model.parameters(), before, strict=True)
-            )
-        path = sum(state["path"].sum() for state in made["observer"].state_dict()["parameters"].values())
-        return path, expected
-
-    path, expected = path_of_second_task(["observer", "strong"])
-    torch.testing.assert_close(path, expected, rtol=1e-4, atol=1e-7)
-    with pytest.warns(
-        UserWarning, match=r"\(MAS\) is attached to this optimizer already: SI, attached after it, takes"
-    ):
-        path, expected = path_of_second_task(["strong", "observer"])
-    assert abs(path / expected - 1) > 0.01
+    torch.manual_seed(0)
     model = mlp(6, 12, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ALASSO(model).attach(optimizer)
-    EWC(model).attach(optimizer)  # has no path: nothing to warn of
+    made = {"strong": MAS(model, lam=20.0), "observer": SI(model, c=0.0)}
+    for name in order:
+        made[name].attach(optimizer)
+    run(model, optimizer, tasks[0])
+    made["strong"].consolidate(tasks[0])
+    made["observer"].consolidate()
+    expected = torch.zeros(())
+    for x, y in tasks[1]:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        grads, before = [p.grad.clone() for p in model.parameters()], weights(model)
+        optimizer.step()
+        expected = expected - sum(
+            (g * (p.detach() - b)).sum() for g, p, b in zip(grads, model.parameters(), before, strict=True)
+        )
+    path = sum(state["path"].sum() for state in made["observer"].state_dict()["parameters"].values())
+    torch.testing.assert_close(path, expected, rtol=1e-4, atol=1e-7)
+    assert made["strong"].penalty() > 0
 
 
 def test_with_two_regularizers_gradients_after_a_step_are_the_tasks_own():
@@ -761,30 +740,15 @@ def test_a_constant_is_an_attribute_that_can_be_changed_between_steps(kind, name
 
 
 @pytest.mark.parametrize(
-    ("kind", "slip", "said"),
-    [
-        (ALASSO, "Xi", r"ALASSO has no constant 'Xi'; did you mean xi\? It has a, c, a_prime, c_prime, epsilon"),
-        (ALASSO, "epsilon_prim", r"did you mean epsilon_prime\?"),
-        (ALASSO, "lam", "ALASSO has no constant 'lam'; it has a, c"),
-        (ALASSO, "lambda_", "ALASSO has no constant .lambda_.; it has a, c"),
-        (SI, "cc", "SI has no constant .cc.; it has c, xi$"),
-        (SI, "a", "SI has no constant 'a'; it has c, xi$"),
-        (MAS, "C", "MAS has no constant 'C'; it has lam$"),
-    ],
+    ("kind", "slip", "meant"), [(ALASSO, "Xi", "xi"), (ALASSO, "epsilon_prim", "epsilon_prime"), (MAS, "Lam", "lam")]
 )
-def test_a_slip_in_a_constants_name_is_no_attribute(kind, slip, said):
+def test_a_misspelt_setting_is_noticed_and_any_other_attribute_may_be_set(kind, slip, meant):
     reg = kind(mlp(6, 4))
-    with pytest.raises(AlassoError, match=said):
+    with pytest.raises(AlassoError, match=f"{kind.__name__} has no setting '{slip}'; did you mean {meant}"):
         setattr(reg, slip, 0.01)
-    reg.note = "an attribute of one's own is none"
-    reg.prime = 7
-
-    class Derived(kind):
-        def __init__(self, model):
-            super().__init__(model)
-            setattr(self, slip, 0.01)
-
-    assert getattr(Derived(mlp(6, 4)), slip) == 0.01
+    reg.lr = 1
+    reg.tag = "x"
+    assert (reg.lr, reg.tag) == (1, "x")
 
 
 @pytest.mark.parametrize("kind", [ALASSO, SI, EWC, MAS])
@@ -812,8 +776,8 @@ def test_a_penalty_in_the_loss_beside_an_attached_optimizer_is_warned_of():
 
 def test_what_exclude_and_forget_take():
     model = mlp(6, 12, 4)
-    assert ALASSO(model, exclude=None).exclude == ()
-    assert ALASSO(model, exclude="0.*").exclude == ("0.*",)
+    assert len(ALASSO(model, exclude=None).importance()) == 4
+    assert list(ALASSO(model, exclude="0.*").importance()) == ["2.weight", "2.bias"]
     for wrong in (model[0], [model[0].weight], 3):
         with pytest.raises(AlassoError, match="exclude takes patterns of names"):
             ALASSO(model, exclude=wrong)
@@ -828,9 +792,8 @@ def test_weights_that_cannot_be_protected_are_said():
             self.real = nn.Linear(4, 2)
             self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
 
-    with pytest.warns(UserWarning, match="complex weights are not protected: phase") as said:
+    with pytest.warns(UserWarning, match="complex weights are not protected: phase"):
         ALASSO(Mixed())
-    assert said[0].filename == __file__
     ALASSO(Mixed(), exclude="phase")
     with pytest.raises(AlassoError, match=r"0.weight has no shape yet: send a batch through the model first"):
         ALASSO(nn.Sequential(nn.LazyLinear(3)))
