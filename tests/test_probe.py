@@ -13,10 +13,10 @@ from torch import nn
 
 from alasso.bench import results
 from alasso.bench.cli import report as commands
-from alasso.bench.probe.findings import Measured, Plan, read
+from alasso.bench.probe import Measured, Plan, read
 from alasso.bench.probe.measure import random_weights, task_loss
 from alasso.bench.probe.progress import ShownProgress
-from alasso.bench.probe.weight_lines import Weight, losses, losses_one_by_one
+from alasso.bench.probe.measure import Weight, losses, losses_one_by_one
 from alasso.errors import AlassoError
 from test_report import made_up
 
@@ -36,7 +36,7 @@ def networks():
 
 @pytest.mark.parametrize("name", networks())
 def test_batched_losses_equal_the_slow_and_obvious_loop(name, monkeypatch):
-    monkeypatch.setattr("alasso.bench.probe.weight_lines.CHUNK", 300)  # several chunks, the last one smaller
+    monkeypatch.setattr("alasso.bench.probe.measure.CHUNK", 300)  # several chunks, the last one smaller
     shape, model = networks()[name]
     model = model.double().eval()
     x, y = torch.randn(9, *shape, dtype=torch.float64), torch.randint(1, 4, (9,))

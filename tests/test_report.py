@@ -18,8 +18,8 @@ import pytest
 from alasso.bench import metrics, results
 from alasso.bench.cli import report as commands
 from alasso.bench.config import RunConfig
-from alasso.bench.probe.findings import Measured, Plan
-from alasso.bench.probe.findings import read as read_probe
+from alasso.bench.probe import Measured, Plan
+from alasso.bench.probe import read as read_probe
 from alasso.bench.registry import METHODS
 from alasso.bench.report import aggregate as groups
 from alasso.bench.report import live, page
@@ -514,7 +514,7 @@ def test_intransigence_is_filled_in_from_a_single_task_run():
 
 
 def test_every_figure_in_three_formats_and_a_line_for_those_left_out(tmp_path):
-    from alasso.bench.report.figure_files import write_figures
+    from alasso.bench.report.figures import write_figures
 
     written, absent = write_figures(several(), tmp_path)
     names = {path.name for path in written}
@@ -526,7 +526,7 @@ def test_every_figure_in_three_formats_and_a_line_for_those_left_out(tmp_path):
 
 
 def test_a_figure_drawn_again_is_the_same_file(tmp_path):
-    from alasso.bench.report.figure_files import save
+    from alasso.bench.report.figures import save
     from alasso.bench.report.figures import mean_accuracy
 
     first = [path.read_bytes() for path in save(mean_accuracy(several()), tmp_path / "1", "x")]
@@ -603,7 +603,7 @@ def test_figures_refuse_results_that_do_not_go_together():
 
 
 def test_one_task_one_seed_and_a_dollar_sign_can_be_drawn(tmp_path):
-    from alasso.bench.report.figure_files import write_figures
+    from alasso.bench.report.figures import write_figures
 
     found = [made_up(tasks=1), made_up("si", tasks=1), made_up("si", tasks=1, model="$x_{")]
     written, _ = write_figures(found, tmp_path)
