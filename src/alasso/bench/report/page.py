@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -376,8 +376,5 @@ def as_address(figure: Figure) -> str:
 
 def live_view(live: Sequence[Progress]) -> dict[str, Any]:
     """Charts that the script fills in from the server as logs grow."""
-    return {
-        "runs": live,
-        "charts": LIVE_CHARTS,
-        "data": {progress.label: {"label": progress.label, **look_data(progress.look)} for progress in live},
-    }
+    data = {progress.label: {**asdict(progress), **look_data(progress.look)} for progress in live}
+    return {"runs": live, "charts": LIVE_CHARTS, "data": data}

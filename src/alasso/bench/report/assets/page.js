@@ -145,11 +145,11 @@
   }
 
   /** Lines that fill in as runs go on. */
-  function running(looks, { x: xlabel, y: ylabel }) {
+  function running(runs, { live, x: xlabel, y: ylabel }) {
     const plot = newPlot(xlabel, ylabel, null);
-    const points = Object.entries(looks).map(([key, look]) => {
-      const source = new Bokeh.ColumnDataSource({ data: { x: [], mean: [] }, name: key });
-      return lineAndPoints(plot, source, look, key, true, 5);
+    const points = Object.values(runs).map((run) => {
+      const source = new Bokeh.ColumnDataSource({ data: series(run, live), name: run.label });
+      return lineAndPoints(plot, source, run, run.label, true, 5);
     });
     addHover(plot, points, [[xlabel, "@x"], [ylabel, "@mean{0.0000}"]]);
     return plot;
@@ -292,12 +292,15 @@
     }
   }
 
+  function series(progress, key) {
+    const mean = progress[key];
+    return { x: key === "loss" || key === "penalty" ? mean.map((_, at) => at + 1) : progress.tasks, mean };
+  }
+
   function update(plot, progress, key) {
     const source = plot?.renderers.map((each) => each.data_source).find((each) => each.name === progress.label);
     if (!source) return;
-    const y = progress[key];
-    const x = key === "loss" || key === "penalty" ? y.map((_, at) => at + 1) : progress.tasks;
-    source.data = { x: [...x], mean: [...y] };
+    source.data = series(progress, key);
   }
 
   // --------------------------------------------------------------------------------------------------------------

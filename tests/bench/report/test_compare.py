@@ -10,7 +10,8 @@ from alasso.bench.cli import report as commands
 from alasso.bench.report.aggregate import groups
 from alasso.bench.report.compare import columns_of, comparisons, difference
 from alasso.errors import AlassoError
-from test_report import made_up
+
+from report_helpers import made_up
 
 
 def group(method, seeds, **changes):
