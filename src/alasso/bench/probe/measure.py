@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +37,6 @@ from alasso.bench.labels import count_of
 from alasso.bench.learners.base import Learner
 from alasso.bench.probe import Measured, Plan
 from alasso.bench.registry import METHODS
-from alasso.bench.streams import Stream
 from alasso.bench.training import run as train
 from alasso.methods.alasso import asymmetric_factors
 
@@ -73,15 +71,6 @@ class Weight:
     index: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Learned:
-    """A learner after its first task, the observer of its path, and where each parameter started."""
-
-    learner: Learner
-    observer: ALASSO
-    start: dict[str, Tensor]
-
-
 def probe_first_task(
     config: RunConfig,
     plan: Plan,
@@ -112,21 +101,53 @@ def probe_first_task(
     place = train.torch_device(device)
     environment = results.environment(str(place))  # of the code that is about to train
     stream = make_stream(config, data_dir, place)
+    task = stream.tasks[0]
     torch.manual_seed(config.seed)
     learner = train.make_learner(config, stream, None, place)
     say(f"learning the first task: {config.method}, {count_of(config.epochs, 'epoch')}, seed {config.seed}")
-    learned = learn_first_task(learner, watch)
-    weights = min(plan.weights, sum(p.numel() for p in learner.model.parameters() if p.requires_grad))
-    examples = min(plan.examples, len(stream.tasks[0].train))
-    for there, asked, thing in ((weights, plan.weights, "weight"), (examples, plan.examples, "training example")):
+    observer, start = learn_first_task(learner, watch)
+    (accuracy,) = learner.accuracies_on([task])
+
+    # A single weight among millions moves the loss by a millionth: float32 would show its own rounding.
+    model = copy.deepcopy(learner.model).double().eval()
+    generator = torch.Generator().manual_seed(config.seed)
+    x, y = learner.batch(task.train, torch.randperm(len(task.train), generator=generator)[: plan.examples])
+    weights = random_weights(model, plan.weights, generator)
+    for there, asked, thing in ((len(weights), plan.weights, "weight"), (len(y), plan.examples, "training example")):
         if there < asked:
             say(f"limited to the {count_of(there, thing)} that there are, not {asked}")
-    say(f"moving {count_of(weights, 'weight')} to {plan.offsets} places each, on {count_of(examples, 'example')}")
-    return measure(plan, learned, stream, environment, watch)
+    say(f"moving {count_of(len(weights), 'weight')} to {plan.offsets} places each, on {count_of(len(y), 'example')}")
+    offsets = torch.linspace(-plan.span, plan.span, plan.offsets, dtype=torch.float64, device=x.device)
+    began = time.monotonic()
+    found = losses(model, x.double(), task_loss(y, task.head), weights, offsets, watch)
+    seconds = time.monotonic() - began
+
+    states, ends = observer.state_dict()["parameters"], dict(learner.model.named_parameters())
+    importance, came_from, springs = [], [], []
+    for weight in weights:
+        name, index = weight.parameter, weight.index
+        omega, side = states[name]["omega"][index], states[name]["side"][index]
+        importance.append(float(omega))
+        came_from.append(float(start[name][index] - ends[name].detach()[index]))
+        springs.append([float(k) for k in asymmetric_factors(omega, side, observer.a, observer.epsilon)])
+    return Measured(
+        config=config.to_json(),
+        plan=plan,
+        seconds=round(seconds, 2),
+        accuracy=accuracy,
+        offsets=offsets.tolist(),
+        weights=[f"{weight.parameter}[{', '.join(map(str, weight.index))}]" for weight in weights],
+        losses=found.tolist(),
+        importance=importance,
+        came_from=came_from,
+        springs=springs,
+        environment=environment,
+        examples=len(y),
+    )
 
 
-def learn_first_task(learner: Learner, watch: Watch = unwatched) -> Learned:
-    """Trains task 0 as the bench does; ALASSO's path integral is taken beside it."""
+def learn_first_task(learner: Learner, watch: Watch) -> tuple[ALASSO, dict[str, Tensor]]:
+    """Trains task 0 as the bench does; beside it, an observer takes ALASSO's path integral from where weights start."""
     config = learner.config
     settings = config.settings if config.method == "alasso" else METHODS["alasso"].settings
     learner.begin_task(0)
@@ -143,46 +164,7 @@ def learn_first_task(learner: Learner, watch: Watch = unwatched) -> Learned:
             watch("learning the first task", epoch + number / len(steps), config.epochs)
     observer.consolidate()
     observer.detach()
-    return Learned(learner, observer, start)
-
-
-def measure(
-    plan: Plan, learned: Learned, stream: Stream, environment: dict[str, Any], watch: Watch = unwatched
-) -> Measured:
-    """Moves random weights of a network that has learned its first task."""
-    learner, observer, task = learned.learner, learned.observer, stream.tasks[0]
-    (accuracy,) = learner.accuracies_on([task])
-    # A single weight among millions moves the loss by a millionth: float32 would show its own rounding.
-    model = copy.deepcopy(learner.model).double().eval()
-    generator = torch.Generator().manual_seed(learner.config.seed)
-    x, y = learner.batch(task.train, torch.randperm(len(task.train), generator=generator)[: plan.examples])
-    weights = random_weights(model, plan.weights, generator)
-    offsets = torch.linspace(-plan.span, plan.span, plan.offsets, dtype=torch.float64, device=x.device)
-    began = time.monotonic()
-    found = losses(model, x.double(), task_loss(y, task.head), weights, offsets, watch)
-    seconds = time.monotonic() - began
-    states, ends = observer.state_dict()["parameters"], dict(learner.model.named_parameters())
-    importance, came_from, springs = [], [], []
-    for weight in weights:
-        name, index = weight.parameter, weight.index
-        omega, side = states[name]["omega"][index], states[name]["side"][index]
-        importance.append(float(omega))
-        came_from.append(float(learned.start[name][index] - ends[name].detach()[index]))
-        springs.append([float(k) for k in asymmetric_factors(omega, side, observer.a, observer.epsilon)])
-    return Measured(
-        config=learner.config.to_json(),
-        plan=plan,
-        seconds=round(seconds, 2),
-        accuracy=accuracy,
-        offsets=offsets.tolist(),
-        weights=[f"{weight.parameter}[{', '.join(map(str, weight.index))}]" for weight in weights],
-        losses=found.tolist(),
-        importance=importance,
-        came_from=came_from,
-        springs=springs,
-        environment=environment,
-        examples=len(y),
-    )
+    return observer, start
 
 
 def task_loss(y: Tensor, head: slice) -> Loss:

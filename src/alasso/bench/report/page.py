@@ -98,22 +98,19 @@ def build(found: Collected, live: Sequence[Progress] | None = None, claims: Clai
     parts = telling_first(sections(found.results))
     chosen = matrix_groups(parts)
     library, version = bokeh()
-    return (
-        templates()
-        .get_template("page.html")
-        .render(
-            found=found,
-            live=None if live is None else live_view(live),
-            claims=claims,
-            sections=[section_view(place, section, chosen) for place, section in enumerate(parts)],
-            probes=[probe_view(measured) for measured in found.probes],
-            repeats=sum(group.repeats for section in parts for group in section.groups),
-            version=alasso.__version__,
-            bokeh=version,
-            library=Markup(library),
-            style=asset("page.css"),
-            script=asset("page.js"),
-        )
+    page = templates().get_template("page.html")
+    return page.render(
+        found=found,
+        live=None if live is None else live_view(live),
+        claims=claims,
+        sections=[section_view(place, section, chosen) for place, section in enumerate(parts)],
+        probes=[probe_view(measured) for measured in found.probes],
+        repeats=sum(group.repeats for section in parts for group in section.groups),
+        version=alasso.__version__,
+        bokeh=version,
+        library=Markup(library),
+        style=asset("page.css"),
+        script=asset("page.js"),
     )
 
 
@@ -216,7 +213,7 @@ def section_charts(section: Section) -> dict[str, dict[str, Any]]:
     }
     shown = bar_groups(section)
     if shown and section.tasks >= EVERY:
-        final = {group.config.hash: rounded(group.matrices.mean(axis=0)[-1, EVERY - 1 :: EVERY]) for group in shown}
+        final = {group.config.hash: rounded(group.curve(final_accuracies)[0][EVERY - 1 :: EVERY]) for group in shown}
         charts["bars"] = {"y": "final accuracy", "always": True, "every": EVERY, "bars": final}
     for name, groups in (("decoupling", decoupling_groups(section)), ("memory", memory_groups(section))):
         if groups:
@@ -246,25 +243,24 @@ def figure_view(section: Section, name: str, chart: Mapping[str, Any]) -> dict[s
         explanation += f"; {left_out}"
     if name == "mean-accuracy" and any(len(group.seeds) > 1 for group in section.groups):
         explanation += "; band: ± one standard deviation over seeds"
-    of = {"spread": metrics.deviation_curve, "bars": lambda accuracy: list(accuracy[-1])}.get(
-        name, metrics.accuracy_curve
-    )
-    means = {section.label(group): group.curve(of)[0] for group in section.headline}
+    of = {"mean-accuracy": metrics.accuracy_curve, "spread": metrics.deviation_curve, "bars": final_accuracies}
+    means = {section.label(group): group.curve(of.get(name, of["mean-accuracy"]))[0] for group in section.headline}
     ends = "; ".join(f"{label} {number(float(mean[-1]))}" for label, mean in means.items())
-    own_key = [
-        group for group in section.groups if name in ("decoupling", "memory") and group.config.hash in chart["lines"]
-    ]
+    own = chart.get("lines", ()) if name in ("decoupling", "memory") else ()
     return {
         "name": name,
         "heading": heading,
         "explanation": explanation,
         "spoken": f"{heading} after {count_of(section.tasks, 'task')}: {ends}.",
-        "keys": [key_view(section, group) for group in own_key],
+        "keys": [key_view(section, group) for group in section.groups if group.config.hash in own],
         "labels": list(means),
-        "numbers": [[number(mean[task]) for mean in means.values()] for task in range(section.tasks)]
-        if name in ("mean-accuracy", "spread", "bars")
-        else [],
+        "numbers": [[number(one) for one in row] for row in zip(*means.values(), strict=True)] if name in of else [],
     }
+
+
+def final_accuracies(accuracy: Sequence[Sequence[float]]) -> list[float]:
+    """After all tasks, the accuracy on each."""
+    return list(accuracy[-1])
 
 
 def matrix_groups(parts: Sequence[Section]) -> set[str]:

@@ -147,6 +147,7 @@
   /** Lines that fill in as runs go on. */
   function running(runs, { live, x: xlabel, y: ylabel }) {
     const plot = newPlot(xlabel, ylabel, null);
+    plot.below[0].ticker.min_interval = 1; // whole tasks and epochs
     const points = Object.values(runs).map((run) => {
       const source = new Bokeh.ColumnDataSource({ data: series(run, live), name: run.label });
       return lineAndPoints(plot, source, run, run.label, true, 5);
