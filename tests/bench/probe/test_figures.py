@@ -10,7 +10,9 @@ from report_helpers import measured
 
 
 def test_committed_probes_are_drawn_with_a_line_for_each_surrogate():
-    for path in sorted((Path(__file__).parents[3] / "paper" / "results").glob("*.probe.json.xz")):
+    paths = sorted((Path(__file__).parents[3] / "paper" / "results").glob("*.probe.json.xz"))
+    assert len(paths) == 3
+    for path in paths:
         found = read(path)
         left, _ = sides(found).axes
         assert len(left.lines) <= MOST_LINES + 2

@@ -9,7 +9,7 @@ from alasso.bench import results
 from alasso.bench.cli import report as commands
 from alasso.errors import AlassoError
 
-from report_helpers import several
+from report_helpers import made_up, several
 
 
 @pytest.fixture
@@ -19,12 +19,15 @@ def folder(tmp_path):
     return tmp_path / "results"
 
 
-def test_the_command_writes_page_and_figures(folder, tmp_path, capsys):
+def test_the_command_writes_page_and_figures(tmp_path, capsys):
+    folder = tmp_path / "two"
+    for a in (1.8, 5.0):
+        results.write(made_up(a=a, tasks=2), folder)
     (folder / "bad.json").write_text("{")
     commands.report([folder], output=tmp_path / "page.html", figures=tmp_path / "figures")
     said = capsys.readouterr().out
     assert "left out:" in said and "bad.json is not a whole JSON file" in said
-    assert "18 results" in said and "memory is left out" in said
+    assert "2 results" in said and "memory is left out" in said
     assert "bad.json is not a whole JSON file" in (tmp_path / "page.html").read_text()
     assert (tmp_path / "figures" / "sensitivity.png").exists()
 
