@@ -1022,7 +1022,7 @@ def test_an_estimate_says_what_of_it_is_measured():
 
 def test_the_weights_of_a_probe_are_timed_by_a_few_of_them_moved_to_few_places(monkeypatch):
     from alasso.bench.probe import measure as measurement
-    from alasso.bench.probe import weight_lines as sides
+    from alasso.bench.probe import measure as sides
 
     assert measurement.losses is sides.losses  # imported before it is replaced
     clock, moved = [0.0], []

@@ -10,7 +10,7 @@ import pytest
 from alasso import AlassoError
 from alasso.bench import metrics, results
 from alasso.bench.config import RunConfig
-from alasso.bench.probe.findings import read as read_probe
+from alasso.bench.probe import read as read_probe
 from alasso.bench.report.load import collect
 from alasso.bench.results import Result
 

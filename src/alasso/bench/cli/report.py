@@ -14,7 +14,7 @@ from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
-    from alasso.bench.probe.findings import Measured, Plan
+    from alasso.bench.probe import Measured, Plan
 
 PORT = 8321
 MOST_REASONS = 3  # that a line has room for
@@ -36,10 +36,8 @@ def report(
     """Make one self-contained page, and the paper's figures, from results."""
     from alasso.bench.io import check_file, check_writable, write_whole
     from alasso.bench.report import page
-    from alasso.bench.report.charts import bokeh
     from alasso.bench.report.load import collect
 
-    bokeh()  # said at once if it is missing
     if watch:
         return follow(results, PORT if port is None else port)
     if port is not None:
@@ -57,7 +55,7 @@ def report(
     probes = f", {count_of(len(found.probes), 'probe')}" if found.probes else ""
     say(f"{output}: {count_of(len(found.results), 'result')}{probes}, {len(content) / 1e6:.1f} MB")
     if figures is not None:
-        from alasso.bench.report.figure_files import FORMATS, write_figures
+        from alasso.bench.report.figures import FORMATS, write_figures
 
         written, absent = write_figures(found.results, figures)
         for line in absent:
@@ -108,7 +106,7 @@ def compare(
 
 def refuse_probe_of_another(out: Path, config: dict[str, Any]) -> None:
     """Figures of another run in that folder would be written over."""
-    from alasso.bench.probe.findings import read
+    from alasso.bench.probe import read
 
     if (there := out / "probe.json").exists() and read(there).config != config:
         raise AlassoError(f"{there} is the probe of another run: give another folder by --out, or delete it")
@@ -125,8 +123,8 @@ def probe(
     data_dir: DataDir = None,
 ) -> None:
     """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
+    from alasso.bench.probe import Plan
     from alasso.bench.probe.figures import write_probe
-    from alasso.bench.probe.findings import Plan
 
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
     try:
@@ -143,17 +141,11 @@ def probe(
 def measure(result: Path, out: Path, plan: Plan, data_dir: Path | None, device: str) -> Measured:
     """Find out first whether its outcome can be written."""
     from alasso.bench.io import check_writable
-    from alasso.bench.probe.measure import probe_first_task
-    from alasso.bench.probe.progress import ShownProgress
-    from alasso.bench.report.drawing import matplotlib
+    from alasso.bench.probe.measure import probe_first_task, progress_bar
     from alasso.bench.results import read
 
     check_writable(out)
     config = read(result).config
     refuse_probe_of_another(out, config.to_json())
-    matplotlib()  # or it would be missed only after all is measured
-    progress = ShownProgress(Terminal(), say)
-    try:
-        return probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=progress)
-    finally:
-        progress.close()
+    with progress_bar(Terminal()) as watch:
+        return probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=watch)

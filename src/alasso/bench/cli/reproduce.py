@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from alasso.bench.reproduce.timing import Estimate
 
 A_DAY = 86_400  # seconds
-NO_DRAWING = "without figures and page: {}"
 
 
 def reproduce(
@@ -201,19 +200,9 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
 
 def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_page: bool) -> None:
     from alasso.bench.io import write_whole
-    from alasso.bench.report.drawing import matplotlib
 
-    drawing, page = True, None
-    try:
-        matplotlib()
-    except AlassoError as error:  # the report extra is not installed
-        drawing = False
-        say(NO_DRAWING.format(error))
-    try:
-        page = work.page(judged) if with_page else None
-    except AlassoError as error:
-        say(str(error))
-    write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())
+    page = work.page(judged) if with_page else None
+    write_whole(work.places.document, work.document(judged, drawing=True, evidence=evidence).encode())
     uncounted = sum(not one.claim.counted for one in judged)
     aside = f", {uncounted} of them not counted" if uncounted else ""
     say(f"wrote {work.places.document}: {count_of(len(judged), 'claim')}{aside}")

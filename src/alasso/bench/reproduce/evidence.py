@@ -7,7 +7,7 @@ from pathlib import Path
 
 from alasso.bench.data.version import short
 from alasso.bench.intransigence import same_stream
-from alasso.bench.probe.findings import Measured, Plan, read
+from alasso.bench.probe import Measured, Plan, read
 from alasso.bench.report.aggregate import MEASURES, Group, groups
 from alasso.bench.reproduce.experiments import Experiment, config_of
 from alasso.bench.reproduce.plan import notes_in, probes_in, results_in

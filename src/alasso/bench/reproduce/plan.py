@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alasso.bench import probe as probe_findings
 from alasso.bench.config import RunConfig
 from alasso.bench.labels import count_of
-from alasso.bench.probe import findings as probe_findings
-from alasso.bench.probe.findings import Plan as ProbePlan
+from alasso.bench.probe import Plan as ProbePlan
 from alasso.bench.reproduce.counting import slow_kind
 from alasso.bench.reproduce.experiments import Experiment
 from alasso.bench.reproduce.lost import Lost, LostStack

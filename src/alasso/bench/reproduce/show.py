@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench.labels import count_of
+from alasso.bench.report.page import ClaimRow, Claims
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
@@ -157,6 +158,31 @@ def verdict_table(
             cells += [one.claim.bar()] if wide else []
             table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
     return table
+
+
+def for_page(judged: Sequence[Judged], words: Words, *, quick: bool) -> Claims | None:
+    """The same table, whole, for the report's page; None where there are no claims."""
+    if not judged:
+        return None
+    topics = {
+        in_small(topic) if quick else topic: [
+            ClaimRow(
+                says=one.claim.says,
+                where=one.claim.where,
+                numbers=(shown_paper(one.claim), shown_of(one), one.claim.bar()),
+                verdict=verdict_in_words(one, quick=quick),
+                kind="" if quick else one.verdict,
+            )
+            for one in claims
+        ]
+        for topic, claims in by_topic(judged).items()
+    }
+    return Claims(
+        title=in_small(words.claims) if quick else words.claims,
+        note=words.quick_caption if quick else f"{tally_sentence(judged)} {VERDICT_CAPTION}",
+        columns=("claim", words.said, "ours", "bar", verdict_heading(quick)),
+        topics=topics,
+    )
 
 
 def verdict_in_words(one: Judged, *, quick: bool) -> str:

@@ -146,8 +146,7 @@ def seconds_of_moving(probe: Probe, device: str) -> float:
     import torch
 
     from alasso.bench import models
-    from alasso.bench.probe.measure import random_weights, task_loss
-    from alasso.bench.probe.weight_lines import losses
+    from alasso.bench.probe.measure import losses, random_weights, task_loss
     from alasso.bench.training.run import torch_device
 
     config, plan, place = probe.config, probe.plan, torch_device(device)

@@ -10,7 +10,7 @@ from typing import Any
 
 from alasso.bench.config import RunConfig
 from alasso.bench.data.version import refuse_changed_images
-from alasso.bench.reproduce import stopwatch, timing
+from alasso.bench.reproduce import show, stopwatch, timing
 from alasso.bench.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
 from alasso.bench.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.bench.reproduce.evidence import Evidence
@@ -161,16 +161,13 @@ class Study:
     def page(self, judged: Sequence[Judged]) -> str | None:
         """The verdicts, and the report of all results in the folder; None where there are none."""
         from alasso.bench.report import page
-        from alasso.bench.report.charts import bokeh
-        from alasso.bench.report.claims_section import claims_section
         from alasso.bench.report.load import collect
 
-        bokeh()
         if not self.places.out.is_dir():
             return None
         found = collect([self.places.out])
-        verdicts = claims_section(judged, self.words, quick=self.quick)
-        return page.build(found, opening=verdicts) if found.results or found.probes else None
+        verdicts = show.for_page(judged, self.words, quick=self.quick)
+        return page.build(found, claims=verdicts) if found.results or found.probes else None
 
 
 def _within(claim: Claim, experiments: Mapping[str, Experiment]) -> bool:

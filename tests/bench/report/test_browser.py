@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from alasso.bench import metrics, results
 from alasso.bench.report import page
 from alasso.bench.report.load import Collected, collect
 from alasso.bench.report.sections import sections
-from test_report import HOSTILE, LOG, made_up, several
+from alasso.bench.report.watch import Server
 
-pytest.importorskip("bokeh", reason="the report extra is not installed")
+from report_helpers import HOSTILE, LOG, made_up, several
+
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -228,10 +230,6 @@ def test_hostile_strings_do_nothing(opened):
 
 
 def test_the_served_page_fills_in_a_run_that_goes_on(browser, tmp_path):
-    import threading
-
-    from alasso.bench.report.watch import Server
-
     log = tmp_path / "permuted-digits_si_0123456789_s2.csv"
     log.write_text(LOG[: LOG.rindex("\n") + 1])
     results.write(made_up("sgd"), tmp_path)

@@ -1,50 +1,13 @@
-"""``alasso compare``: differences and their standard errors, and what is compared with what."""
+"""``alasso compare``: what is compared with what, and how it is shown."""
 
-import math
-
-import numpy as np
 import pytest
 
 from alasso.bench import results
 from alasso.bench.cli import report as commands
-from alasso.bench.report.aggregate import groups
-from alasso.bench.report.compare import columns_of, comparisons, difference
+from alasso.bench.report.compare import columns_of, comparisons
 from alasso.errors import AlassoError
-from test_report import made_up
 
-
-def group(method, seeds, **changes):
-    (found,) = groups([made_up(method, seed, **changes) for seed in seeds])
-    return found
-
-
-def test_seeds_in_common_are_paired():
-    one, other = group("si", (0, 1, 2)), group("alasso", (1, 2, 3), fading=0.01)
-    found = difference(one, other, "A")
-    apart = np.array(other.measures["A"][:2]) - np.array(one.measures["A"][1:])
-    assert found.pairs == 2
-    assert found.mean == pytest.approx(apart.mean())
-    assert found.error == pytest.approx(apart.std(ddof=1) / math.sqrt(2))
-
-
-def test_other_seeds_are_independent_samples():
-    one, other = group("si", (0, 1, 2)), group("alasso", (3, 4))
-    found = difference(one, other, "A")
-    a, b = (np.array(g.measures["A"]) for g in (one, other))
-    assert found.pairs == 0
-    assert found.error == pytest.approx(math.sqrt(a.var(ddof=1) / 3 + b.var(ddof=1) / 2))
-
-
-def test_a_single_seed_in_common_is_a_pair_too():
-    one, other = group("si", (0, 1, 2)), group("alasso", (1,), fading=0.01)
-    found = difference(one, other, "A")
-    assert (found.pairs, found.error) == (1, None)
-    assert found.mean == pytest.approx(other.measures["A"][0] - one.measures["A"][1])
-
-
-def test_a_single_seed_has_no_standard_error():
-    assert difference(group("si", (0,)), group("alasso", (0,)), "A").error is None
-    assert difference(group("si", (0,)), group("alasso", (0,)), "I") is None
+from report_helpers import made_up
 
 
 def test_files_of_one_config_are_one_column(tmp_path):
