@@ -16,6 +16,11 @@ from typing import Any, NamedTuple
 from alasso.bench.registry import BENCHMARKS, METHODS, OWN, OWN_STREAM
 from alasso.errors import AlassoError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("tf32", "float32", "bf16")
 MOST_TASKS = 10_000  # 50 million numbers in a result
@@ -230,10 +235,6 @@ FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunCon
 
 def read_toml(path: Path) -> dict[str, Any]:
     """What a TOML file holds, or one sentence why it cannot be read."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -8,17 +8,23 @@ order is drawn from the seed when the stream is made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from alasso.bench import data
+from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.data.version import OWN_DATA
 from alasso.bench.labels import count_of
+from alasso.bench.registry import BENCHMARKS
 from alasso.errors import AlassoError
 
 Pair = tuple[Any, Any]
@@ -50,13 +56,6 @@ class Examples:
         if self.size is not None and x.shape[-1] != self.size:
             x = torch.nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True)
         return x, self.labels[rows]
-
-
-def same_place(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are the same memory, or both are none."""
-    if one is None or other is None:
-        return one is other
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 @dataclass(frozen=True)
@@ -95,36 +94,12 @@ class Stream:
         return _own_stream(tasks, name, heads, torch.device(device))
 
 
-class Shelf:
-    """A device and the arrays laid on it: streams made from the same data set share one copy of its images."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
-        self._kept: dict[int, tuple[Any, Tensor]] = {}  # by identity; the array is held, so that no other takes its id
-
-    def images(self, array: np.ndarray[Any, Any]) -> Tensor:
-        if id(array) not in self._kept:
-            self._kept[id(array)] = (array, _placed(torch.from_numpy(array), self.device))
-        return self._kept[id(array)][1]
-
-    def labels(self, array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-        if id(array) not in self._kept:
-            self._kept[id(array)] = (array, _labels(array, device))
-        return self._kept[id(array)][1]
-
-    @staticmethod
-    def on(place: torch.device | str | Shelf) -> Shelf:
-        return place if isinstance(place, Shelf) else Shelf(place)
-
-
 def permuted(
-    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str | Shelf = "cpu"
+    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str = "cpu"
 ) -> Stream:
     """Task t shows every image with its pixels in an order of its own; the first order is the identity by default."""
-    shelf = Shelf.on(device)
-    train, test = (shelf.images(part).flatten(1) for part in (images.train_images, images.test_images))
-    y_train = shelf.labels(images.train_labels, train.device)
-    y_test = shelf.labels(images.test_labels, test.device)
+    train, test = (_images(part, device).flatten(1) for part in (images.train_images, images.test_images))
+    y_train, y_test = _labels(images.train_labels, train.device), _labels(images.test_labels, test.device)
     pixels = train.shape[1]
     generator = np.random.default_rng([seed, 0])
     tasks = []
@@ -152,7 +127,7 @@ def split(
     name: str,
     size: int | None = None,
     all_classes: bool = False,
-    device: torch.device | str | Shelf = "cpu",
+    device: torch.device | str = "cpu",
 ) -> Stream:
     """From each source in turn, so many tasks of ``classes_per_task`` classes each; class order from the seed.
 
@@ -161,7 +136,6 @@ def split(
     """
     if classes_per_task < 2:
         raise AlassoError(f"a task needs at least 2 classes to choose between, not {classes_per_task}")
-    shelf = Shelf.on(device)
     tasks: list[Task] = []
     for number, (images, count) in enumerate(sources):
         needed = count * classes_per_task
@@ -172,7 +146,7 @@ def split(
             )
         order = np.random.default_rng([seed, 1, number]).permutation(len(images.classes))
         groups = np.array_split(order if all_classes else order[:needed], count)
-        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, shelf)
+        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, device)
     first = tasks[0].train.images
     shape = tuple(first.shape[1:]) if size is None else (first.shape[1], size, size)
     editions = {images.name: images.edition for images, _ in sources}
@@ -202,9 +176,9 @@ def _class_tasks(
     groups: Sequence[np.ndarray[Any, Any]],
     first_column: int,
     size: int | None,
-    shelf: Shelf,
+    device: torch.device | str,
 ) -> list[Task]:
-    train, test = (shelf.images(part) for part in (images.train_images, images.test_images))
+    train, test = (_images(part, device) for part in (images.train_images, images.test_images))
     in_order = np.concatenate(groups)
     column = np.full(len(images.classes), -1)
     column[in_order] = np.arange(len(in_order)) + first_column
@@ -222,21 +196,108 @@ def _class_tasks(
     return tasks
 
 
+# -- streams of the benchmarks -----------------------------------------------------------------------------------
+
+CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-100
+
+
+def make_stream(config: RunConfig, data_dir: Path | None, device: torch.device) -> Stream:
+    """Loads a benchmark's data and lays out its tasks.
+
+    Args:
+        config: Names the benchmark, and what of it.
+        data_dir: Folder with the data sets; a cache if None.
+        device: Where the images go, if there is room.
+
+    Returns:
+        The stream.
+
+    Raises:
+        AlassoError: The data are not there, or do not make such tasks.
+    """
+    stream = _stream(config, partial(data.load, data_dir=data_dir), device)
+    return with_validation(stream, config.seed) if config.validation else stream
+
+
+def _stream(config: RunConfig, load: Callable[[str], ImageSet], device: torch.device) -> Stream:
+    if config.benchmark not in BENCHMARKS:
+        raise AlassoError(f"{config.benchmark!r} names no built-in benchmark: pass the stream itself")
+    if BENCHMARKS[config.benchmark].kind == "permuted":
+        (name,) = BENCHMARKS[config.benchmark].data
+        images = load(name)
+        return permuted(images, _count(config), config.seed, permute_first=config.permute_first, device=device)
+    if config.benchmark == "split-folder":
+        assert config.path is not None and config.image_size is not None
+        images = data.load_folder(Path(config.path), config.image_size)
+        tasks, per_task = _folder_tasks(config, len(images.classes))
+        every = config.tasks is None
+        return split([(images, tasks)], per_task, config.seed, name=config.benchmark, all_classes=every, device=device)
+    tasks, per_task = _count(config), config.classes_per_task or 2
+    if config.benchmark == "split-cifar":
+        first = min(tasks, CIFAR10_TASKS)
+        sources = [(load("cifar10"), first)]
+        if tasks > first:
+            sources.append((load("cifar100"), tasks - first))
+    else:
+        sources = [(load("tiny-imagenet"), tasks)]
+    return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=device)
+
+
+def inputs_and_classes(config: RunConfig) -> tuple[tuple[int, ...], int]:
+    """Shape of an input, and how many classes there are, in the config's stream; no data are read for it."""
+    if config.benchmark == "split-folder":
+        assert config.path is not None and config.image_size is not None
+        classes = len(data.folder_classes(config.path))
+        tasks, per_task = _folder_tasks(config, classes)
+        return (3, config.image_size, config.image_size), classes if config.tasks is None else tasks * per_task
+    images = data.data_set(BENCHMARKS[config.benchmark].data[0])
+    if BENCHMARKS[config.benchmark].kind == "permuted":
+        return (math.prod(images.shape),), len(images.classes)
+    channels, height, width = images.shape
+    size = config.image_size
+    return (channels, size or height, size or width), _count(config) * (config.classes_per_task or 2)
+
+
+def left_over(config: RunConfig) -> str | None:
+    """A line, before images are read, on classes of one's own that do not come out even; None if they do."""
+    if config.benchmark != "split-folder" or config.path is None:
+        return None
+    try:
+        classes = len(data.folder_classes(config.path))
+    except AlassoError:  # said when the images are needed, which they are not if all runs are finished
+        return None
+    tasks, per_task = _folder_tasks(config, classes)
+    over = classes - tasks * per_task
+    if over <= 0:
+        return None
+    fate = "added to the tasks there are" if config.tasks is None else f"not used in {count_of(tasks, 'task')}"
+    return f"{over} of {classes} classes left over, at {per_task} a task: {fate}"
+
+
+def _folder_tasks(config: RunConfig, classes: int) -> tuple[int, int]:
+    """How many tasks, of how many classes."""
+    per_task = config.classes_per_task or 2
+    return config.tasks or max(1, classes // per_task), per_task
+
+
+def _count(config: RunConfig) -> int:
+    if config.tasks is None:
+        raise AlassoError(f"{config.benchmark} needs a number of tasks: --tasks N")
+    return config.tasks
+
+
 # -- streams of one's own ---------------------------------------------------------------------------------------
 
 
 def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.device) -> Stream:
     if heads not in ("shared", "own"):
         raise AlassoError(f"heads must be shared or own, not {heads!r}")
-    if isinstance(pairs, Tensor | np.ndarray | torch.utils.data.Dataset | str) or not isinstance(pairs, Iterable):
-        found = type(pairs).__name__
-        raise AlassoError(f"a stream is made of a list of pairs, not of a {found}: Stream.of([(train_1, test_1), …])")
-    pairs = list(pairs)
+    try:
+        pairs = [(train, test) for train, test in pairs]
+    except (TypeError, ValueError) as error:
+        raise AlassoError("a stream is made of a list of pairs: Stream.of([(train_1, test_1), …])") from error
     if not pairs:
         raise AlassoError("a stream needs at least one (train, test) pair")
-    for t, given in enumerate(pairs):
-        if not isinstance(given, tuple | list) or len(given) != 2 or any(isinstance(half, Tensor) for half in given):
-            raise AlassoError(f"task {t + 1} is no pair (train, test): write Stream.of([(train_1, test_1), …])")
     halves = [tuple(_as_tensors(half, f"task {t + 1}") for half in pair) for t, pair in enumerate(pairs)]
     input_shape = _one_shape(halves)
     _refuse_untrained_labels(halves, heads)
@@ -295,20 +356,13 @@ def _listed(labels: set[int], most: int = 8) -> str:
     return ", ".join([*map(str, sorted(labels)[:most]), *(["…"] if len(labels) > most else [])])
 
 
-def _stacked(inputs: Sequence[Tensor], where: str) -> Tensor:
-    shapes = list(dict.fromkeys(tuple(x.shape) for x in inputs))
-    if len(shapes) > 1:
-        raise AlassoError(f"{where} has inputs of several shapes, {shapes[0]} and {shapes[1]}: bring all to one shape")
-    return torch.stack(list(inputs)) if inputs else torch.empty(0)
-
-
 def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
     """(x, y) of a torch Dataset, a TensorDataset or a pair of tensors or arrays."""
     if isinstance(half, torch.utils.data.TensorDataset):
         half = half.tensors
     elif isinstance(half, torch.utils.data.Dataset):
         items = [half[i] for i in range(len(half))]  # type: ignore[arg-type]
-        half = (_stacked([torch.as_tensor(x) for x, _ in items], where), torch.tensor([int(y) for _, y in items]))
+        half = torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items])
     try:
         x, y = (torch.as_tensor(part) for part in half)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -360,6 +414,10 @@ def sample(examples: Examples) -> tuple[Tensor, Tensor]:
 
 
 # -- placing ----------------------------------------------------------------------------------------------------
+
+
+def _images(array: np.ndarray[Any, Any], device: torch.device | str) -> Tensor:
+    return _placed(torch.from_numpy(array), device)
 
 
 def _labels(labels: np.ndarray[Any, Any], device: torch.device) -> Tensor:

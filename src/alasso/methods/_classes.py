@@ -79,7 +79,7 @@ class ALASSO(Regularizer):
         monotone: bool = True,
         *,
         omega_rule: OmegaRule = "accurate",
-        unmoved: Unmoved = "unobserved",
+        unmoved: Unmoved = "moved_right",
         exclude: Iterable[str] = (),
     ) -> None:
         surrogate = AlassoSurrogate(a, c, a_prime, c_prime, epsilon, epsilon_prime, xi, monotone, omega_rule, unmoved)
@@ -97,7 +97,8 @@ class ALASSO(Regularizer):
     def as_the_paper_states_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
         """Eqs. 4 to 12 to the letter: Ω may fall, no damping, one ε. This does not give the paper's numbers."""
         epsilon = changes.get("epsilon", 1e-6)
-        return cls(model, **{"monotone": False, "xi": 0.0, "epsilon_prime": epsilon, **changes})
+        own = {"monotone": False, "xi": 0.0, "epsilon_prime": epsilon, "unmoved": "unobserved"}
+        return cls(model, **{**own, **changes})
 
     @classmethod
     def asymmetric_only(cls, model: nn.Module, **changes: Any) -> ALASSO:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from alasso.bench import results
-from alasso.bench._make_streams import make_stream
 from alasso.bench.config import RunConfig
 from alasso.bench.labels import count_of
-from alasso.bench.learners.base import Learner
+from alasso.bench.learners.base import Learner, Regularized
 from alasso.bench.probe.findings import Measured, Plan
 from alasso.bench.probe.progress import Watch, unwatched
 from alasso.bench.probe.weight_lines import Loss, Weight, losses
 from alasso.bench.registry import METHODS
-from alasso.bench.streams import Stream
+from alasso.bench.streams import Stream, make_stream
 from alasso.bench.training import run as train
 from alasso.errors import AlassoError
 from alasso.methods._classes import ALASSO
@@ -87,9 +85,9 @@ def learn_first_task(learner: Learner, watch: Watch = unwatched) -> Learned:
     learner.begin_task(0)
     learner.prepare(0)
     observer = ALASSO(learner.model, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # beside the method's own penalty, which in the first task there is none of
-        observer.attach(learner.optimizer)
+    if isinstance(learner, Regularized):
+        learner.regularizer.detach()  # in the first task it adds nothing
+    observer.attach(learner.optimizer)
     start = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     for epoch in range(config.epochs):
         steps = learner.epoch_plan(0, epoch)

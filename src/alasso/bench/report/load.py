@@ -11,7 +11,6 @@ from alasso.bench.labels import count_of
 from alasso.bench.probe import findings as probe_findings
 from alasso.bench.probe.findings import Measured
 from alasso.bench.results import Result
-from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
 
 PROBES = ("probe.json", "probe.json.xz")
@@ -49,11 +48,11 @@ def collect(paths: Sequence[Path]) -> Collected:
 
 def diverged(paths: Iterable[Path]) -> list[str]:
     """One sentence for every run that came to no end, and has no result of another time."""
-    notes = [path for path in results.files_below(paths, (divergence.SUFFIX,)) if path.name.endswith(divergence.SUFFIX)]
+    notes = [path for path in results.files_below(paths, (results.DIVERGED,)) if path.name.endswith(results.DIVERGED)]
     said = []
     for note in (note for note in notes if not note.with_suffix(".json").exists()):
         try:
-            found = divergence.read(note)
+            found = results.read_note(note)
         except AlassoError as error:
             said.append(str(error))
         else:

@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from alasso.bench.config import RunConfig
 from alasso.bench.io import disk_errors_as_advice
-from alasso.errors import AlassoError, DivergedError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from alasso.bench.config import RunConfig
-    from alasso.bench.streams import Stream
-    from alasso.bench.training.diverged import Divergence
+from alasso.bench.streams import Stream
+from alasso.errors import AlassoError
 
 Accuracy = list[list[float]]
 
@@ -64,48 +62,30 @@ def stop_on_request() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-class LanesDiverged(DivergedError):
-    """Which runs of a stack diverged; the others, where they have files, are saved where they stand."""
+class Observer:
+    """Told of everything that happens in a run; this one ignores it.
 
-    def __init__(self, lost: Sequence[Divergence]) -> None:
-        super().__init__(" | ".join(note.why for note in lost))
-        self.lost = lost
-
-
-class Observer(Protocol):
-    """Told of everything that happens in a run. ``wants_epochs``: whether losses are worth bringing to the host."""
-
-    wants_epochs: bool
-
-    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None: ...
-    def step_done(self, task: int, epoch: int, done: int) -> None: ...
-    def epoch_done(
-        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
-    ) -> None: ...
-    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None: ...
-
-
-class Quiet:
-    """Sees nothing, says nothing."""
+    ``wants_epochs``: whether losses are worth bringing to the host.
+    """
 
     wants_epochs = False
 
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
-        pass
+        """Training begins, or goes on, with ``done`` of ``total`` steps made."""
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
-        pass
+        """A step was made."""
 
     def epoch_done(
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
-        pass
+        """An epoch ended, perhaps some time ago."""
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
-        pass
+        """A task was learned, and all so far measured."""
 
 
-class PlainLines(Quiet):
+class PlainLines(Observer):
     """One line a task, for logs and pipes; ``label`` says which run of several."""
 
     def __init__(self, say: Callable[[str], object], label: str) -> None:
@@ -133,14 +113,12 @@ class PlainLines(Quiet):
             signal.raise_signal(signal.SIGINT)
 
 
-class Bars(Quiet):
+class Bars(Observer):
     """Live bars in a terminal: one for all runs, one for the run that is on."""
 
     wants_epochs = True
 
     def __init__(self, console: Console, runs: int) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
         # On a narrow terminal the words matter more than the bar.
         bar = [BarColumn(bar_width=20), TaskProgressColumn()] if console.width >= 110 else []
         self.bars = Progress(
@@ -180,7 +158,7 @@ class Bars(Quiet):
         self.loss = f" loss {loss:.3f} penalty {penalty:.3f}{so_far}, {clock(seconds_left)} left"
 
 
-class CsvLog(Quiet):
+class CsvLog(Observer):
     """Loss and penalty of every epoch, accuracy of every task, as rows of a CSV file."""
 
     wants_epochs = True
@@ -213,7 +191,7 @@ class CsvLog(Quiet):
         self.file.close()
 
 
-class TensorBoardLog(Quiet):
+class TensorBoardLog(Observer):
     """The same for TensorBoard."""
 
     wants_epochs = True
@@ -242,7 +220,7 @@ class TensorBoardLog(Quiet):
         self.writer.close()
 
 
-class Several:
+class Several(Observer):
     """Passes everything on to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
