@@ -27,7 +27,6 @@ from alasso.bench.report.load import Collected, collect
 from alasso.bench.report.sections import sections
 from alasso.bench.report.style import VARIANT_LOOKS
 from alasso.bench.results import Result
-from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
@@ -395,7 +394,7 @@ def test_runs_that_diverged_are_named_where_they_have_no_result(tmp_path):
     ended, lost = made_up(a=2.0), made_up(a=3.0)
     results.write(ended, tmp_path)
     for one in (ended, lost):
-        divergence.write(divergence.Divergence(one.config, 2, "0.weight is no longer finite"), {}, tmp_path)
+        results.write_note(results.Divergence(one.config, 2, "0.weight is no longer finite"), {}, tmp_path)
     (tmp_path / "odd.diverged").write_text("")
     found = collect([tmp_path, *(path for path in tmp_path.iterdir() if path.is_file())])
     assert [result.name for result in found.results] == [ended.name]

@@ -306,7 +306,7 @@ def read_note(path: Path) -> Divergence:
         if not isinstance(note.task, int) or not isinstance(note.why, str):
             raise TypeError("task or why")
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise AlassoError(f"{path} is no note of a run that diverged; delete it to train the run again") from error
+        raise AlassoError(f"{path} is no note of a run that diverged; delete it, and the run is made again") from error
     return note
 
 

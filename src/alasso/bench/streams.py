@@ -28,6 +28,8 @@ from alasso.bench.registry import BENCHMARKS
 from alasso.errors import AlassoError
 
 Pair = tuple[Any, Any]
+CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-100
+SAMPLED_EXAMPLES, SAMPLED_VALUES = 32, 1024  # for a fingerprint, of each task's halves; of each of these examples
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def permuted(
     images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str = "cpu"
 ) -> Stream:
     """Task t shows every image with its pixels in an order of its own; the first order is the identity by default."""
-    train, test = (_images(part, device).flatten(1) for part in (images.train_images, images.test_images))
+    train, test = (
+        _placed(torch.from_numpy(part), device).flatten(1) for part in (images.train_images, images.test_images)
+    )
     y_train, y_test = _labels(images.train_labels, train.device), _labels(images.test_labels, test.device)
     pixels = train.shape[1]
     generator = np.random.default_rng([seed, 0])
@@ -178,7 +182,7 @@ def _class_tasks(
     size: int | None,
     device: torch.device | str,
 ) -> list[Task]:
-    train, test = (_images(part, device) for part in (images.train_images, images.test_images))
+    train, test = (_placed(torch.from_numpy(part), device) for part in (images.train_images, images.test_images))
     in_order = np.concatenate(groups)
     column = np.full(len(images.classes), -1)
     column[in_order] = np.arange(len(in_order)) + first_column
@@ -197,8 +201,6 @@ def _class_tasks(
 
 
 # -- streams of the benchmarks -----------------------------------------------------------------------------------
-
-CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-100
 
 
 def make_stream(config: RunConfig, data_dir: Path | None, device: torch.device) -> Stream:
@@ -222,17 +224,18 @@ def make_stream(config: RunConfig, data_dir: Path | None, device: torch.device) 
 def _stream(config: RunConfig, load: Callable[[str], ImageSet], device: torch.device) -> Stream:
     if config.benchmark not in BENCHMARKS:
         raise AlassoError(f"{config.benchmark!r} names no built-in benchmark: pass the stream itself")
+    if config.tasks is None and config.benchmark != "split-folder":
+        raise AlassoError(f"{config.benchmark} needs a number of tasks: --tasks N")
+    tasks, per_task = config.tasks or 1, config.classes_per_task or 2
     if BENCHMARKS[config.benchmark].kind == "permuted":
         (name,) = BENCHMARKS[config.benchmark].data
-        images = load(name)
-        return permuted(images, _count(config), config.seed, permute_first=config.permute_first, device=device)
+        return permuted(load(name), tasks, config.seed, permute_first=config.permute_first, device=device)
     if config.benchmark == "split-folder":
         assert config.path is not None and config.image_size is not None
         images = data.load_folder(Path(config.path), config.image_size)
         tasks, per_task = _folder_tasks(config, len(images.classes))
         every = config.tasks is None
         return split([(images, tasks)], per_task, config.seed, name=config.benchmark, all_classes=every, device=device)
-    tasks, per_task = _count(config), config.classes_per_task or 2
     if config.benchmark == "split-cifar":
         first = min(tasks, CIFAR10_TASKS)
         sources = [(load("cifar10"), first)]
@@ -255,16 +258,16 @@ def inputs_and_classes(config: RunConfig) -> tuple[tuple[int, ...], int]:
         return (math.prod(images.shape),), len(images.classes)
     channels, height, width = images.shape
     size = config.image_size
-    return (channels, size or height, size or width), _count(config) * (config.classes_per_task or 2)
+    return (channels, size or height, size or width), (config.tasks or 1) * (config.classes_per_task or 2)
 
 
 def left_over(config: RunConfig) -> str | None:
-    """A line, before images are read, on classes of one's own that do not come out even; None if they do."""
+    """A line, before images are read, on classes that do not come out even; None if they do."""
     if config.benchmark != "split-folder" or config.path is None:
         return None
     try:
         classes = len(data.folder_classes(config.path))
-    except AlassoError:  # said when the images are needed, which they are not if all runs are finished
+    except AlassoError:  # said where the images are needed
         return None
     tasks, per_task = _folder_tasks(config, classes)
     over = classes - tasks * per_task
@@ -278,12 +281,6 @@ def _folder_tasks(config: RunConfig, classes: int) -> tuple[int, int]:
     """How many tasks, of how many classes."""
     per_task = config.classes_per_task or 2
     return config.tasks or max(1, classes // per_task), per_task
-
-
-def _count(config: RunConfig) -> int:
-    if config.tasks is None:
-        raise AlassoError(f"{config.benchmark} needs a number of tasks: --tasks N")
-    return config.tasks
 
 
 # -- streams of one's own ---------------------------------------------------------------------------------------
@@ -301,20 +298,16 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
     halves = [tuple(_as_tensors(half, f"task {t + 1}") for half in pair) for t, pair in enumerate(pairs)]
     input_shape = _one_shape(halves)
     _refuse_untrained_labels(halves, heads)
-    tasks, columns = [], 0
+    labels = [torch.cat([y for _, y in pair]) for pair in halves]
+    head, tasks = slice(0, int(torch.cat(labels).max()) + 1), []
     for t, pair in enumerate(halves):
-        lowest, highest = (int(f(torch.cat([y for _, y in pair]))) for f in (torch.min, torch.max))
+        shift = 0
         if heads == "own":
-            head = slice(columns, columns + highest - lowest + 1)
-            columns, shift = head.stop, head.start - lowest
-        else:
-            head, shift = slice(0, 0), 0
-            columns = max(columns, highest + 1)
+            start, (lowest, highest) = tasks[-1].head.stop if tasks else 0, map(int, labels[t].aminmax())
+            head, shift = slice(start, start + highest - lowest + 1), start - lowest
         train, test = (Examples(_placed(x, device), _placed(y + shift, device)) for x, y in pair)
         tasks.append(Task(f"task {t + 1}", train, test, head))
-    if heads == "shared":
-        tasks = [Task(task.name, task.train, task.test, slice(0, columns)) for task in tasks]
-    return Stream(name, tuple(tasks), input_shape, columns, {})
+    return Stream(name, tuple(tasks), input_shape, head.stop, {})
 
 
 def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]], heads: str) -> None:
@@ -323,18 +316,16 @@ def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]]
     Where tasks share a head, a task may be tested on classes that another one trains; but not on such alone as only
     later ones do.
     """
-    trained, tested = ([set(pair[half][1].unique().tolist()) for pair in halves] for half in (0, 1))
-    anywhere = set[int]().union(*trained)
-    what_to_do = "number classes alike in train and test, or leave these examples out"
+    trained, tested = ([set(pair[half][1].tolist()) for pair in halves] for half in (0, 1))
     for t, (own, asked) in enumerate(zip(trained, tested, strict=True)):
-        so_far = set[int]().union(*trained[: t + 1])
-        if asked - own and (heads == "own" or not asked & so_far):
-            said = f"labels {_listed(asked - own)}, and trained on {_listed(own)}"
-        elif asked - anywhere:
-            said = f"labels {_listed(asked - anywhere)}, on which no task is trained"
-        else:
-            continue
-        raise AlassoError(f"task {t + 1} is tested on {said}: {what_to_do}")
+        apart = not asked & set().union(*trained[: t + 1]) or heads == "own"
+        unknown = asked - own if apart else asked - set().union(*trained)
+        if unknown:
+            untrained = "it is not trained" if apart else "no task is trained"
+            raise AlassoError(
+                f"task {t + 1} is tested on labels {sorted(unknown)[:8]}, on which {untrained}: "
+                "number classes alike in train and test, or leave these examples out"
+            )
 
 
 def _one_shape(halves: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[int, ...]:
@@ -348,14 +339,6 @@ def _one_shape(halves: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[int, 
     return expected
 
 
-def _listed(labels: set[int], most: int = 8) -> str:
-    """
-    >>> _listed({3, 1}), _listed(set(range(20)), most=3)
-    ('1, 3', '0, 1, 2, …')
-    """
-    return ", ".join([*map(str, sorted(labels)[:most]), *(["…"] if len(labels) > most else [])])
-
-
 def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
     """(x, y) of a torch Dataset, a TensorDataset or a pair of tensors or arrays."""
     if isinstance(half, torch.utils.data.TensorDataset):
@@ -367,18 +350,11 @@ def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
         x, y = (torch.as_tensor(part) for part in half)
     except (TypeError, ValueError, RuntimeError) as error:
         raise AlassoError(f"{where} is neither a torch Dataset nor a pair of tensors (x, y)") from error
-    if x.dim() == 0 or y.dim() == 0:
-        raise AlassoError(f"{where} has single numbers for inputs or labels; it needs a row for each example")
     if len(x) != len(y) or len(x) == 0:
         raise AlassoError(f"{where} has {len(x)} inputs and {len(y)} labels; it needs as many of each, and some")
     if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0:
         raise AlassoError(f"{where}: labels must be class numbers 0, 1, …, one an example")
     return x, y.long()
-
-
-# -- what tells streams of one's own apart ----------------------------------------------------------------------
-
-SAMPLED_EXAMPLES, SAMPLED_VALUES = 32, 1024  # of each task's halves; of each of these examples
 
 
 def with_edition(stream: Stream) -> Stream:
@@ -411,13 +387,6 @@ def sample(examples: Examples) -> tuple[Tensor, Tensor]:
     x, y = examples.batch(torch.tensor(at, device=examples.images.device))
     flat = x.flatten(1) if x.dim() > 1 else x[:, None]
     return flat[:, :: -(-flat.shape[1] // SAMPLED_VALUES)], y
-
-
-# -- placing ----------------------------------------------------------------------------------------------------
-
-
-def _images(array: np.ndarray[Any, Any], device: torch.device | str) -> Tensor:
-    return _placed(torch.from_numpy(array), device)
 
 
 def _labels(labels: np.ndarray[Any, Any], device: torch.device) -> Tensor:

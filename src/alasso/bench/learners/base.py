@@ -96,11 +96,11 @@ class Learner:
         task = self.stream.tasks[t]
         x, y = self.batch(self.examples, plan.own)
         if plan.others is None or self.mixture is None:
-            return self.cross_entropy(self.outputs(x)[:, task.head], y - task.head.start)
+            return self.cross_entropy(*own_columns(self.outputs(x), y, task.head))
         old_x, old_y, first, last = self.mixture.batch(plan.others, self.device)
-        own_columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
+        columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
         outputs = self.outputs(torch.cat([x, old_x]))
-        outputs = only_own_head(outputs, torch.cat([own_columns[0], first]), torch.cat([own_columns[1], last]))
+        outputs = only_own_head(outputs, torch.cat([columns[0], first]), torch.cat([columns[1], last]))
         return self.cross_entropy(outputs, torch.cat([y, old_y]))
 
     def cross_entropy(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class Learner:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
-        here = [{"capturable": group.get("capturable")} for group in self.optimizer.param_groups]
+        here = [{how: group.get(how) for how in ("capturable", "fused")} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved["optimizer"])
         for group, kept in zip(self.optimizer.param_groups, here, strict=True):
             group.update(kept)  # how steps are made depends on the device, which may be another than before
@@ -342,6 +342,13 @@ class MultiTask(Learner):
         assert self.mixture is not None and plan.others is not None
         x, y, first, last = self.mixture.batch(plan.others, self.device)
         return self.cross_entropy(only_own_head(self.outputs(x), first, last), y)
+
+
+def own_columns(outputs: Tensor, y: Tensor, head: slice) -> tuple[Tensor, Tensor]:
+    """Outputs and labels of a task's own columns; no work for a GPU where these are all."""
+    if outputs.shape[1] == head.stop - head.start:
+        return outputs, y
+    return outputs[:, head], y - head.start
 
 
 def mean_cross_entropy(outputs: Tensor, y: Tensor, clip: float) -> Tensor:

@@ -39,6 +39,10 @@ class RecordedSteps(Steps):
     Each task has a graph of its own for each size of batch (the last of an epoch is smaller), with memory of its own.
     """
 
+    def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
+        self.stream = torch.cuda.Stream(learner.device)  # warm-up and recording share its workspaces
+
     def begin_task(self, t: int) -> None:
         super().begin_task(t)
         # What a step does differs from task to task: other examples, other columns, another penalty.
@@ -67,17 +71,17 @@ class RecordedSteps(Steps):
 
     def warm_up(self, plan: StepPlan) -> None:
         """A real step, away from the stream that replays, as torch asks for."""
-        stream = torch.cuda.Stream(self.learner.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             self.loss_sum += self.learner.step(self.t, plan)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def record(self, place: StepPlan) -> torch.cuda.CUDAGraph:
         """A step on the examples that ``place`` names when it is replayed. Recording computes nothing."""
         graph = torch.cuda.CUDAGraph()
         self.learner.optimizer.zero_grad(set_to_none=True)  # gradients get their memory from the graph
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
+        # Thread-local: a checkpoint may be written meanwhile.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.loss_sum += self.learner.step(self.t, place)
         self.learner.noted_steps(-1)  # Python counted a step that was not made
         return graph

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso import vcl
-from alasso.bench.learners.base import MEMORY, Learner, StepPlan, position_seed
+from alasso.bench.learners.base import MEMORY, Learner, StepPlan, own_columns, position_seed
 from alasso.bench.learners.replay import Mixture, only_own_head
 from alasso.bench.learners.steps import steps_for
 from alasso.bench.streams import Task
@@ -72,7 +72,7 @@ class Variational(Learner):
         x, y = self.batch(self.examples, plan.own)
 
         def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-            return self.cross_entropy(outputs[:, head], y - head.start)
+            return self.cross_entropy(*own_columns(outputs, y, head))
 
         return vcl.expected_loss(self.outputs, x, y, cross_entropy, samples=self.config.settings["train_samples"])
 

@@ -241,4 +241,4 @@ def _read(file: Path, benchmark: str) -> dict[str, Any]:
             return outcome
     except (ValueError, KeyError, TypeError):
         pass
-    raise AlassoError(f"{file} is not the outcome of a search on {benchmark}; name another file with --file")
+    raise AlassoError(f"{file} is not the outcome of a search on {benchmark}")

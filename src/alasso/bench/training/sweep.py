@@ -255,7 +255,8 @@ def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
     if len(named) > MOST_NAMED:
         named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} other settings"]
     said = f"of {config.method} one was begun there with {'; '.join(named)}"
-    if len(new) == len(configs) and not any(out.glob(f"{c.name.rpartition('_')[0]}_s*") for c in configs):
+    known_here = any(True for c in configs for _ in out.glob(f"{c.name.rpartition('_')[0]}_s*"))  # with another seed
+    if len(new) == len(configs) and not known_here:
         what = label(config) if len(configs) == 1 else f"any of these {len(configs)} runs"
         raise AlassoError(
             f"there is nothing to resume in {out} for {what}; {said}: "
