@@ -15,7 +15,6 @@ from alasso.bench.registry import BENCHMARKS
 from alasso.bench.streams import (
     Stream,
     fingerprint,
-    inputs_and_classes,
     left_over,
     make_stream,
     permuted,
@@ -127,38 +126,6 @@ def test_validation_examples_come_from_training_and_are_not_trained_on():
             assert after.test.images.data_ptr() == before.train.images.data_ptr()
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "changes"),
-    [
-        ("permuted-digits", {}),
-        ("permuted-mnist", {"tasks": 2}),
-        ("split-cifar", {"tasks": 2}),
-        ("split-cifar", {"tasks": 5, "classes_per_task": 2, "image_size": 40}),
-        ("split-tiny-imagenet", {"tasks": 2, "image_size": 70}),
-        ("split-folder", {}),
-        ("split-folder", {"tasks": 1, "image_size": 9}),
-    ],
-)
-def test_inputs_and_classes_are_known_before_data_are_read(benchmark, changes, tmp_path, monkeypatch):
-    from PIL import Image
-
-    for name in "abcde":  # at two a task, one is left over
-        (tmp_path / name).mkdir()
-        for number in range(2):
-            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
-
-    def made_up(name, data_dir):
-        known = data.data_set(name)
-        channels, side, _ = known.shape
-        return image_set(len(known.classes) or known.class_count, 1, channels, side, name)
-
-    monkeypatch.setattr(data, "load", made_up)
-    path = {"path": str(tmp_path)} if benchmark == "split-folder" else {}
-    config = RunConfig.for_benchmark(benchmark, "si", **changes, **path)
-    stream = make_stream(config, None, CPU)
-    assert inputs_and_classes(config) == (stream.input_shape, stream.classes)
-
-
 class Listed(Dataset):
     def __init__(self, count):
         self.count = count
@@ -252,7 +219,6 @@ def test_tasks_that_share_a_head_may_be_tested_on_each_others_classes(tested):
 
 def test_the_fields_that_a_benchmark_takes_change_its_stream(monkeypatch):
     """The catalog's declaration against what the streams are made of."""
-    from alasso.bench import data
 
     def images(name, data_dir=None):
         few = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}.get(name, 10)

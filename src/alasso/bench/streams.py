@@ -8,7 +8,6 @@ order is drawn from the seed when the stream is made.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,11 +86,21 @@ class Stream:
     def of(
         tasks: Sequence[Pair], *, name: str = "own data", heads: str = "shared", device: torch.device | str = "cpu"
     ) -> Stream:
-        """A stream of your own: a list of (train, test), each a torch Dataset or a pair of tensors (x, y).
+        """Makes a stream of your own data. Results record its name, and a fingerprint of the examples.
 
-        ``heads="shared"``: all tasks answer with the same classes. ``heads="own"``: each task has columns of its own,
-        and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats. Test
-        labels that are not trained on are refused. Results record ``name``, and a fingerprint of the examples.
+        Args:
+            tasks: A pair (train, test) for each task, each half a torch Dataset or a pair of tensors (x, y). Inputs are
+                taken as they are, as floats.
+            name: What results call the data.
+            heads: ``"shared"``, all tasks answer with the same classes; or ``"own"``, each task has columns of its own,
+                and in training and testing the softmax is over these alone.
+            device: Where the examples go, if there is room.
+
+        Returns:
+            The stream.
+
+        Raises:
+            AlassoError: The data do not go together, or a task is tested on labels that are not trained on.
         """
         return _own_stream(tasks, name, heads, torch.device(device))
 
@@ -246,21 +255,6 @@ def _stream(config: RunConfig, load: Callable[[str], ImageSet], device: torch.de
     return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=device)
 
 
-def inputs_and_classes(config: RunConfig) -> tuple[tuple[int, ...], int]:
-    """Shape of an input, and how many classes there are, in the config's stream; no data are read for it."""
-    if config.benchmark == "split-folder":
-        assert config.path is not None and config.image_size is not None
-        classes = len(data.folder_classes(config.path))
-        tasks, per_task = _folder_tasks(config, classes)
-        return (3, config.image_size, config.image_size), classes if config.tasks is None else tasks * per_task
-    images = data.data_set(BENCHMARKS[config.benchmark].data[0])
-    if BENCHMARKS[config.benchmark].kind == "permuted":
-        return (math.prod(images.shape),), len(images.classes)
-    channels, height, width = images.shape
-    size = config.image_size
-    return (channels, size or height, size or width), (config.tasks or 1) * (config.classes_per_task or 2)
-
-
 def left_over(config: RunConfig) -> str | None:
     """A line, before images are read, on classes that do not come out even; None if they do."""
     if config.benchmark != "split-folder" or config.path is None:
@@ -299,7 +293,7 @@ def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.devi
     input_shape = _one_shape(halves)
     _refuse_untrained_labels(halves, heads)
     labels = [torch.cat([y for _, y in pair]) for pair in halves]
-    head, tasks = slice(0, int(torch.cat(labels).max()) + 1), []
+    head, tasks = slice(0, int(torch.cat(labels).max()) + 1), list[Task]()
     for t, pair in enumerate(halves):
         shift = 0
         if heads == "own":

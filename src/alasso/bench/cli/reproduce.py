@@ -106,7 +106,6 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     planned = work.plan(device)
     if planned.empty:
         return say(nothing_to_run(planned, work))
-    carrying.check_networks(planned, work.experiments.values())
     estimate = work.estimate(planned, device, say)
     Terminal().print(show.plan_table(planned, estimate, work.chosen))
     if not work.places.out.is_dir():
@@ -160,7 +159,6 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     if absent := carrying.absent_data(planned, data_dir):
         raise AlassoError(carrying.data_advice(absent, work.chosen))
     work.places.refuse_mixture(work)
-    carrying.check_networks(planned, work.experiments.values())
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
     hush(f"{to_do(planned)} already there{estimated(estimate)}{carrying.came_to_no_end(planned)}.")

@@ -17,7 +17,6 @@ from alasso.bench.io import write_whole
 from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.reproduce import timing
-from alasso.bench.reproduce.counting import is_variational
 from alasso.bench.reproduce.experiments import Experiment
 from alasso.bench.reproduce.parts import note_part
 from alasso.bench.reproduce.plan import Part, Plan, Probe
@@ -109,40 +108,6 @@ def measure(probe: Probe, options: runs.Options, say: Callable[[str], None]) -> 
 
     measured = probe_first_task(probe.config, probe.plan, data_dir=options.data_dir, device=options.device, say=say)
     write_whole(probe.path(options.out), measured.as_file())
-
-
-# -- networks -----------------------------------------------------------------------------------------------------
-
-
-def check_networks(plan: Plan, experiments: Iterable[Experiment]) -> None:
-    """Make each network that is not its benchmark's own once, lest it be found out after hours that it cannot be."""
-    networks: dict[tuple[object, ...], RunConfig] = {}
-    for config in plan.to_train:
-        if not has_usual_network(config):
-            stream = (config.benchmark, config.path, config.tasks, config.classes_per_task, config.image_size)
-            networks.setdefault((config.model, is_variational(config), *stream), config)
-    for config in networks.values():
-        try:
-            check_network(config)
-        except AlassoError as error:
-            whose = [one.id for one in experiments if config.hash in {own.hash for own in one.configs(1)}]
-            raise AlassoError(f"experiment {whose[0]}: {error}" if whose else str(error)) from error
-
-
-def has_usual_network(config: RunConfig) -> bool:
-    """On inputs as usual, which are known to go together."""
-    usual = BENCHMARKS[config.benchmark].preset
-    return (config.model, config.image_size) == (usual["model"], usual.get("image_size"))
-
-
-def check_network(config: RunConfig) -> None:
-    from alasso.bench import models  # torch: only where a network is to be made
-    from alasso.bench.streams import inputs_and_classes
-    from alasso.vcl.layers import check_convertible
-
-    network = models.build(config.model, *inputs_and_classes(config), hidden=config.hidden)
-    if is_variational(config):
-        check_convertible(network)
 
 
 # -- data ---------------------------------------------------------------------------------------------------------
