@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import alasso.bench
 from alasso import AlassoError
 from alasso.bench import results
 from alasso.bench.config import RunConfig
@@ -21,7 +24,7 @@ from alasso.bench.training.progress import Observer
 from alasso.bench.training.run import Stopped, run
 
 from helpers import StopAt
-from run_helpers import begun, finished, small
+from run_helpers import begun, finished, in_process, small
 
 
 class AtEachStep(Observer):
@@ -194,3 +197,41 @@ def test_threads_are_left_alone_where_they_gain_something(device, hidden, reside
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
+
+
+def test_learning_rate_and_batch_size_are_options_of_the_command(tmp_path, monkeypatch, capsys):
+    words = ["run", "permuted-digits", "--method", "sgd", "--tasks", 1, "--epochs", 1, "--set", "hidden=8"]
+    words += ["--device", "cpu", "--out", tmp_path, "--lr", 0.01, "--batch-size", 200]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    (result,) = results.read_all([tmp_path])
+    assert (result.config.learning_rate, result.config.batch_size) == (0.01, 200)
+    code, _, errors = in_process([*words, "--set", "learning_rate=0.1"], monkeypatch, capsys)
+    assert code == 2 and "learning_rate is given by --lr and by --set: give it once" in errors
+
+
+def test_the_laboratory_s_door_offers_what_a_script_needs():
+    script = "import sys, alasso.bench; assert 'torch' not in sys.modules\n"
+    script += "from alasso.bench import Result, RunConfig, Stream, chosen_settings, run\nprint(run.__module__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "alasso.bench.training.run\n", done.stderr
+    with pytest.raises(AttributeError, match=r"module 'alasso\.bench' has no attribute 'x'"):
+        _ = alasso.bench.x
+
+
+def test_a_result_does_not_depend_on_what_was_trained_before():
+    config = small()
+    alone = finished(config)
+    for other in (small("vcl"), small("si", seed=5, precision="float32"), small(seed=1)):
+        finished(other)
+    assert finished(config).accuracy == alone.accuracy
+
+
+def test_tied_weights_are_trained():
+    def tied():
+        network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        network[2].weight = network[0].weight
+        return network
+
+    result = run(small("si", tasks=2), model=tied, device="cpu")
+    assert result.accuracy[0][0] > result.untrained[0]

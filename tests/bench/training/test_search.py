@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 
 from alasso import AlassoError
-from alasso.bench import registry
+from alasso.bench import registry, results
 from alasso.bench.training import search, sweep
+
+from run_helpers import in_process
 
 
 def test_a_search_finds_out_first_whether_its_outcome_can_be_written(tmp_path, monkeypatch):
@@ -105,3 +107,32 @@ def test_a_search_refuses_values_of_what_is_no_setting_before_anything_is_run(tm
     with pytest.raises(AlassoError, match=said):
         search.search("permuted-digits", ["si"], [0], {}, options, tmp_path / "f.json", Console(), values)
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_what_a_search_chose_is_given_to_runs(tmp_path, monkeypatch, capsys):
+    file, runs = tmp_path / "found.json", tmp_path / "runs"
+    file.write_text(json.dumps({"schema": 1, "benchmark": "permuted-digits", "chosen": {"si": {"c": 0.7, "xi": 0.3}}}))
+    assert search.chosen_settings(file, "permuted-digits") == {"si": {"c": 0.7, "xi": 0.3}}
+    words = ["run", "permuted-digits", "--method", "si", "--tasks", 1, "--epochs", 1, "--set", "hidden=8", "xi=0.2"]
+    words += ["--device", "cpu", "--settings", file, "--out", runs]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    (result,) = results.read_all([runs])
+    assert result.config.settings == {"c": 0.7, "xi": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "file", "said"),
+    [
+        (
+            "permuted-digits",
+            "no.json",
+            "there is no file .*no.json; alasso search permuted-digits --file .* writes one",
+        ),
+        ("permuted-mnist", "found.json", "is not the outcome of a search on permuted-mnist"),
+    ],
+)
+def test_settings_that_no_search_chose_are_refused(benchmark, file, said, tmp_path):
+    (tmp_path / "found.json").write_text(json.dumps({"schema": 1, "benchmark": "permuted-digits", "chosen": {}}))
+    with pytest.raises(AlassoError, match=said):
+        search.chosen_settings(tmp_path / file, benchmark)
