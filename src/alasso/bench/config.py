@@ -58,7 +58,18 @@ class RunConfig:
 
     @staticmethod
     def for_benchmark(benchmark: str, method: str, **changes: Any) -> RunConfig:
-        """The benchmark's preset with ``changes``: fields of this class by name, or settings of the method.
+        """Makes the benchmark's preset with some changes.
+
+        Args:
+            benchmark: Name of the benchmark.
+            method: Name of the method.
+            **changes: Fields of this class by name, or settings of the method; None changes nothing.
+
+        Returns:
+            The config, checked.
+
+        Raises:
+            AlassoError: There is no such benchmark, method, field or setting, or a value does not fit.
 
         >>> RunConfig.for_benchmark("permuted-mnist", "alasso", tasks=10, a=3.0).settings["a"]
         3.0
@@ -68,7 +79,7 @@ class RunConfig:
         found = known_benchmark.settings.get(method, {})
         words = {word: changes[word] for word in known_method.choices if changes.get(word) is not None}
         if any(found.get(word, value) != value for word, value in words.items()):
-            found = {}  # numbers found beside one word stand for nothing beside another
+            found = {}  # what a search found for one word says nothing about another
         own = dict(known_method.settings) | dict(found)
         values = dict(known_benchmark.preset) | dict(known_method.preset)
         for name, value in changes.items():
@@ -91,7 +102,15 @@ class RunConfig:
 
     @staticmethod
     def own(method: str, **changes: Any) -> RunConfig:
-        """A run on a stream of one's own; ``changes`` as in :meth:`for_benchmark`."""
+        """Makes the config of a run on your own stream.
+
+        Args:
+            method: Name of the method.
+            **changes: As in :meth:`for_benchmark`.
+
+        Returns:
+            The config, checked.
+        """
         return RunConfig.for_benchmark(OWN, method, **changes)
 
     def checked(self) -> RunConfig:
@@ -179,7 +198,7 @@ class RunConfig:
         return {name: (value, theirs.get(name)) for name, value in self.flat().items() if value != theirs.get(name)}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; those that came later only where they are not what every run had before, whose names stay."""
+        """All fields; later ones only where they differ from what all runs had before, which keep their names."""
         return {name: value for name, value in self.values().items() if (name, value) not in ADDED_LATER.items()}
 
     @staticmethod

@@ -37,7 +37,7 @@ def usual_values(config: RunConfig) -> dict[str, Any]:
     """Fields and settings that the benchmark has for the method; none where that is not known."""
     try:
         usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path)
-    except AlassoError:  # a benchmark or a method of one's own, or one that goes with another network alone
+    except AlassoError:  # another benchmark or method, or one that needs another network
         return {}
     return {**usual.values(), **usual.settings}
 

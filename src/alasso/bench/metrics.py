@@ -161,7 +161,7 @@ def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
 
 
 def other_seed(reference: Result, configs: Iterable[RunConfig]) -> str | None:
-    """What is to be said of a reference that learned other tasks of the same kind; None where all learned the same."""
+    """A line on a reference that learned other tasks of the same kind; None where all learned the same."""
     theirs = reference.config.seed
     others = sorted({config.seed for config in configs} - {theirs})
     if not others:

@@ -277,7 +277,7 @@ def _folder_tasks(config: RunConfig, classes: int) -> tuple[int, int]:
     return config.tasks or max(1, classes // per_task), per_task
 
 
-# -- streams of one's own ---------------------------------------------------------------------------------------
+# -- streams of the user ---------------------------------------------------------------------------------------
 
 
 def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.device) -> Stream:

@@ -71,7 +71,7 @@ class Learner:
             self.mixture = Mixture(self.stream.tasks[:t], self.memory.kept)
 
     def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
-        """The steps of an epoch; from seed, task and epoch alone, so that a run can go on anywhere."""
+        """The steps of an epoch; from seed, task and epoch alone, so that a run can resume anywhere."""
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
         order = torch.randperm(len(self.stream.tasks[t].train), generator=generator)
         return [StepPlan(own, self.rehearsed(len(own), generator)) for own in order.split(self.config.batch_size)]
@@ -171,7 +171,7 @@ class Learner:
     # -- parts --------------------------------------------------------------------------------------------------
 
     def new_model(self) -> nn.Module:
-        """A network as it is before training."""
+        """A network before training."""
         return self.make_model().to(self.device)
 
     def new_optimizer(self) -> torch.optim.Optimizer:
@@ -283,7 +283,7 @@ class Merged(Regularized):
             self.drop = self.drop_to_the_anchor()
 
     def drop_to_the_anchor(self) -> DropTransfer:
-        """To where the task began, which may be many steps ago when a run goes on."""
+        """Drops nodes to where the task began, which may be many steps ago when a run resumes."""
         anchor = self.regularizer.anchor()
         weights = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in anchor}
         self.put(anchor)

@@ -36,7 +36,7 @@ class Steps:
 class RecordedSteps(Steps):
     """Steps replayed from a CUDA graph; the first few of a task are made one by one.
 
-    Each task has a graph of its own for each size of batch (the last of an epoch is smaller), with memory of its own.
+    Each task has its own graph, with its own memory, for each size of batch: the last one of an epoch is smaller.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -103,5 +103,5 @@ def on_device(plans: Sequence[StepPlan], device: torch.device) -> list[StepPlan]
 def _on_device(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     together = torch.cat(list(parts))
     if device.type == "cuda":
-        together = together.pin_memory()  # from there, it travels while the steps of the last epoch go on
+        together = together.pin_memory()  # from there it travels while the GPU is busy with the last epoch
     return torch.split(together.to(device, non_blocking=True), [len(part) for part in parts])

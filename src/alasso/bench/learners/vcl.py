@@ -29,7 +29,7 @@ class Variational(Learner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.data_size = len(self.stream.tasks[0].train)  # of the running task: N, which the KL term is divided by
-        # Made at once, so that its first weights depend on the run's own seed, whatever else draws random numbers.
+        # Made at once, so that its first weights depend on the run's seed alone.
         plain = self.config.settings["point_epochs"] > 0
         self.point_estimate = Learner(self.config, self.stream, self.make_model, self.device) if plain else None
 

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if nothing had happened, in one file that is whole or not there."""
+"""Checkpoints: everything a run needs to resume bit for bit, in one file that is whole or not there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Writer:
         self._pending.append(self._pool.submit(_write, path, content))
 
     def wait(self) -> None:
-        """Waits until nothing is being written, whatever became of it."""
+        """Waits until nothing is being written; says nothing about errors."""
         wait(self._pending)
         self._pending.clear()
 
@@ -107,7 +107,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def copied_to_host(state: Any) -> Any:
-    """The same nesting with every tensor copied, so that training may go on changing its own."""
+    """The same nesting with every tensor copied; training changes its own meanwhile."""
     copied = _copying_to_host(state)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What a person sees, and what is logged, while a run goes on."""
+"""What a person sees, and what is logged, while a run trains; and how Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Stopped(Exception):
     """The user asked to stop; the run is saved up to the place the message names."""
 
 
-AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one is meant
+AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one counts
 
 
 class StopRequest:
-    """Ctrl-C, heard where it suits: the first one is a request, another one stops at once.
+    """The first Ctrl-C is a request, another one stops at once.
 
-    Not right after the first: who sends a signal to a process and to its group, or presses twice, means one.
+    One that comes right after the first does not count: it was pressed twice, or sent to the process and its group.
     """
 
     when: float | None = None
@@ -45,8 +45,8 @@ class StopRequest:
 
 @contextmanager
 def stop_on_request() -> Iterator[Callable[[], bool]]:
-    """While inside, whether Ctrl-C was pressed. Within another such place, that one's answer: what is asked for in the
-    last moments of a run is heard by the sweep that the run belongs to.
+    """While inside, tells whether Ctrl-C was pressed. Inside another such block, both hear the same request: a sweep
+    stops also when Ctrl-C comes in the last moments of a run.
     """
     before = signal.getsignal(signal.SIGINT)
     around = getattr(before, "__self__", None)
@@ -71,7 +71,7 @@ class Observer:
     wants_epochs = False
 
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
-        """Training begins, or goes on, with ``done`` of ``total`` steps made."""
+        """Training begins, or resumes, with ``done`` of ``total`` steps made."""
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
         """A step was made."""
@@ -95,7 +95,7 @@ class PlainLines(Observer):
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
         self.tasks = len(stream)
         if done:
-            self._say(f"{self.label}: going on at {done / total:.0%}")
+            self._say(f"{self.label}: resuming at {done / total:.0%}")
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
         row = accuracy[-1]
@@ -105,7 +105,7 @@ class PlainLines(Observer):
         )
 
     def _say(self, line: str) -> None:
-        """Where nobody reads on, or the disk that lines go to is full: stop as by Ctrl-C, and save what was trained."""
+        """Where nobody reads on, or the disk is full: stops as by Ctrl-C, and so saves the run."""
         try:
             self.say(line)
         except OSError:

@@ -51,7 +51,7 @@ def run(
         config: What to train; the result depends on it alone.
         stream: Tasks in place of those that the config names.
         model: A function that makes a network, in place of the one that the config names.
-        out: Folder for the result, and for a checkpoint while the run goes on; None writes nothing.
+        out: Folder for the result, and for checkpoints until then; None writes nothing.
         data_dir: Folder with the data sets; a cache if None.
         device: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         resume: Whether to resume from the checkpoint, if there is one.
@@ -147,7 +147,7 @@ def found_by(learner: Learner, position: Position, reference: Result | None) -> 
 
 
 class RunDiverged(DivergedError):
-    """A run came to no result; ``note`` says which, where and why."""
+    """A run diverged; ``note`` says which, where and why."""
 
     def __init__(self, note: Divergence) -> None:
         super().__init__(note.why)
@@ -164,7 +164,7 @@ class News(NamedTuple):
 
 
 class Trainer:
-    """The loop over tasks, epochs and steps. Keeps the position, from which a run can go on anywhere."""
+    """The loop over tasks, epochs and steps. Keeps the position, so that a run can resume anywhere."""
 
     def __init__(
         self,
@@ -198,29 +198,26 @@ class Trainer:
             RunDiverged: Weights are no longer finite.
             Stopped: The user asked for it; the run is saved.
         """
-        try:
-            self._train()
-        finally:  # nothing may be written behind the back of those who go on from here
-            self.writer.wait()
-        self.at.seconds = time.monotonic() - self.began
-
-    def _train(self) -> None:
         at, learner = self.at, self.learner
         self.observer.begin(self.config, learner.stream, self.steps_done(), self.steps_in_all)
-        if not at.untrained:
-            at.untrained = learner.accuracies_on(self.tasks)
-        for t in range(at.task, len(self.tasks)):
-            if at.epoch == at.step == 0:
-                learner.begin_task(t)
-            learner.prepare(t)
-            self.steps.begin_task(t)
-            for epoch in range(at.epoch, self.config.epochs):
-                self.train_epoch(t, epoch)
-            self.tell()
-            at.task, at.epoch = t + 1, 0
-            self.end_task(t)
-            if self.save_is_due() and t + 1 < len(self.tasks):
-                self.save()
+        try:
+            if not at.untrained:
+                at.untrained = learner.accuracies_on(self.tasks)
+            for t in range(at.task, len(self.tasks)):
+                if at.epoch == at.step == 0:
+                    learner.begin_task(t)
+                learner.prepare(t)
+                self.steps.begin_task(t)
+                for epoch in range(at.epoch, self.config.epochs):
+                    self.train_epoch(t, epoch)
+                self.tell()
+                at.task, at.epoch = t + 1, 0
+                self.end_task(t)
+                if self.save_is_due() and t + 1 < len(self.tasks):
+                    self.save()
+        finally:
+            self.writer.wait()  # nobody who resumes from here may find a checkpoint that is still being written
+        at.seconds = time.monotonic() - self.began
 
     def train_epoch(self, t: int, epoch: int) -> None:
         at = self.at
@@ -253,7 +250,7 @@ class Trainer:
         return self.learner.epoch_plan(t, epoch)
 
     def end_task(self, t: int) -> None:
-        """Hold on to the task and measure all so far."""
+        """Consolidates the task and measures all so far."""
         at, learner = self.at, self.learner
         try:
             learner.end_task(t)
@@ -278,7 +275,7 @@ class Trainer:
         return News(t, epoch, numbers, arrived)
 
     def tell(self) -> None:
-        """Tell the observer of the last epoch it has not heard of."""
+        """Tells the observer of the last epoch, once."""
         news, self.news = self.news, None
         if news is None:
             return
@@ -301,7 +298,7 @@ class Trainer:
         return time.monotonic() - self.last_save > self.checkpoint_every
 
     def save(self) -> None:
-        """Begin to write a checkpoint, if the run has a file for it."""
+        """Begins to write a checkpoint, if the run has a file for it."""
         self.last_save = time.monotonic()
         if self.saved is None:
             return
@@ -343,10 +340,9 @@ def set_precision(precision: str) -> None:
 
 @contextmanager
 def few_threads_for(learner: Learner) -> Iterator[None]:
-    """While inside, one thread where more gain nothing, and cost much: with cores that are busy, all wait for one.
+    """While inside, one thread where more gain nothing and cost much: on busy cores, all wait for the slowest.
 
-    They gain nothing for a small network on a CPU, nor for the host of a GPU, which has but to plan epochs, unless it
-    gathers the examples, too.
+    More gain nothing for a small network on a CPU, nor beside a GPU, unless the host gathers the examples.
     """
     before = torch.get_num_threads()
     small = sum(p.numel() for p in learner.model.parameters()) < SMALL_NETWORK

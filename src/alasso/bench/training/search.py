@@ -158,7 +158,7 @@ def _all_values(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
 def _carried_out(
     configs: Sequence[RunConfig], options: sweep.Options, console: Console
 ) -> tuple[list[Result], str | None]:
-    """What the runs found, and which of them diverged: with such settings a search goes on without them."""
+    """What the runs found, and which of them diverged; a search leaves those settings out."""
     try:
         return sweep.carry_out(configs, options, console), None
     except sweep.SomeDiverged as error:

@@ -162,7 +162,7 @@ def carry_out(
 def train(
     config: RunConfig, name: str, options: Options, console: Console, bars: Bars | None, reference: Result | None
 ) -> Result:
-    """Trains one run under the eyes of those who watch it."""
+    """Trains one run, shows its progress and writes its logs."""
     with ExitStack() as logs:
         observers: list[Observer] = [bars] if bars else []
         if not bars and not options.quiet:
@@ -187,11 +187,11 @@ def train(
     return result
 
 
-# -- what is there already ----------------------------------------------------------------------------------------
+# -- what the folder holds already --------------------------------------------------------------------------------
 
 
 def is_done(config: RunConfig, options: Options) -> bool:
-    """Whether there is a result that stands in place of the run."""
+    """Whether the folder holds the run's result."""
     begun, finished = results.checkpoint_path(config, options.out), results.result_path(config, options.out)
     if options.restart or not finished.exists():
         return False
@@ -201,7 +201,7 @@ def is_done(config: RunConfig, options: Options) -> bool:
 
 
 def refuse_those_of_other_images(configs: Sequence[RunConfig], options: Options) -> None:
-    """Before anything is run: no result or checkpoint stands for a run on images that it was not made on."""
+    """Refuses results and checkpoints of runs on other images than those in the folder now."""
     files = []
     for config in configs:
         begun = results.checkpoint_path(config, options.out)
@@ -213,7 +213,7 @@ def refuse_those_of_other_images(configs: Sequence[RunConfig], options: Options)
 
 
 def read_back(path: Path) -> Result:
-    """A result that stands in place of a run; one that cannot be read stands in its way."""
+    """A finished run's result; says what to do about one that cannot be read."""
     try:
         return results.read(path)
     except AlassoError as error:
@@ -221,7 +221,7 @@ def read_back(path: Path) -> Result:
 
 
 def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
-    """Before anything is run: the folder takes files, and no unfinished run is thrown away unasked."""
+    """Refuses a folder that takes no files, and, unless asked to, to throw away an unfinished run."""
     check_writable(options.out)
     refuse_those_of_others(options.out, [config.name for config in configs])
     if options.resume or options.restart:
@@ -235,13 +235,20 @@ def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
 
 
 def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
-    """Before runs are resumed: a line on those that start anew, None if there is nothing to say.
+    """Checks, before runs resume, that there is something to resume.
 
-    A checkpoint is known by its whole config: with a setting changed it is another run's.
+    A checkpoint belongs to its whole config: with a setting changed it is another run's.
+
+    Args:
+        configs: The runs.
+        out: Folder of checkpoints and results.
+
+    Returns:
+        A line on runs that start anew; None if there is nothing to say.
 
     Raises:
-        AlassoError: Nothing of what was asked for is there, with whatever seed, but an unfinished run of the same
-            method with other settings is: a slip.
+        AlassoError: The folder holds none of the runs with any seed, but an unfinished one of the same method with
+            other settings.
     """
     paths = (results.checkpoint_path, results.result_path)
     new = [config for config in configs if not any(path(config, out).exists() for path in paths)]
@@ -267,7 +274,7 @@ def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
 
 
 def unfinished(kinds: Iterable[tuple[str, str]], out: Path) -> list[RunConfig]:
-    """Configs of checkpoints that have no result beside them, by benchmark and method; other files are left aside."""
+    """Configs of checkpoints without a result, of some (benchmark, method)."""
     paths = [path for benchmark, method in kinds for path in sorted(out.glob(f"{benchmark}_{method}_*.checkpoint"))]
     found = [checkpoint.config_in(path) for path in paths if not path.with_suffix(".json").exists()]
     return [config for config in found if config is not None]
