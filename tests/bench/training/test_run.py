@@ -235,3 +235,12 @@ def test_tied_weights_are_trained():
 
     result = run(small("si", tasks=2), model=tied, device="cpu")
     assert result.accuracy[0][0] > result.untrained[0]
+
+
+def test_without_the_module_resource_nobody_knows_the_peak_of_memory():
+    """As on Windows."""
+    script = "import importlib, sys, torch, alasso.bench.training.run as run\n"
+    script += "sys.platform, sys.modules['resource'] = 'win32', None\n"
+    script += "print(importlib.reload(run).peak_memory(torch.device('cpu')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "None\n", done.stderr

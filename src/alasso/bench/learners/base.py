@@ -211,15 +211,14 @@ class Regularized(Learner):
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         optimizer = super().new_optimizer()
-        if not isinstance(optimizer, alasso.optim.Adam):  # which has the regularizer already
-            self.regularizer.attach(optimizer)
+        self.regularizer.attach(optimizer)
         return optimizer
 
     def new_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Adam:
         if self.device.type != "cuda":
             return super().new_adam(parameters)
-        rate, eps = self.config.learning_rate, self.config.adam_eps
-        return alasso.optim.Adam(parameters, rate, eps=eps, capturable=True, regularizer=self.regularizer)
+        # Adam, penalty and path integral in one compiled pass over each tensor.
+        return alasso.optim.Adam(parameters, self.config.learning_rate, eps=self.config.adam_eps, capturable=True)
 
     def reset_optimizer(self) -> None:
         self.regularizer.detach()
