@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from alasso.errors import AlassoError
-from alasso.optim._compile import first_line
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -168,7 +167,8 @@ def _check_answers(model: nn.Module, name: str, input_shape: tuple[int, ...], cl
 
 
 def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
+    first_line, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _own(name: str) -> Factory:

@@ -182,7 +182,6 @@ class Trainer:
         self.steps.loss_sum += position.loss_sum
         self.steps_in_epoch = [-(-len(task.train) // self.config.batch_size) for task in self.tasks]
         self.steps_in_all = self.config.epochs * sum(self.steps_in_epoch)
-        self.planned: tuple[tuple[int, int], list[StepPlan]] | None = None  # an epoch ahead, while a GPU is busy
         self.news: News | None = None
         self.tells_later = learner.device.type == "cuda"
         self.writer = checkpoint.Writer()
@@ -208,8 +207,11 @@ class Trainer:
                     learner.begin_task(t)
                 learner.prepare(t)
                 self.steps.begin_task(t)
+                plans = learner.epoch_plan(t, at.epoch)
                 for epoch in range(at.epoch, self.config.epochs):
-                    self.train_epoch(t, epoch)
+                    self.train_epoch(t, epoch, plans)
+                    # A GPU is still at work on its steps: time to plan the next.
+                    plans = learner.epoch_plan(t, epoch + 1)
                 self.tell()
                 at.task, at.epoch = t + 1, 0
                 self.end_task(t)
@@ -219,9 +221,8 @@ class Trainer:
             self.writer.wait()  # nobody who resumes from here may find a checkpoint that is still being written
         at.seconds = time.monotonic() - self.began
 
-    def train_epoch(self, t: int, epoch: int) -> None:
+    def train_epoch(self, t: int, epoch: int, plans: Sequence[StepPlan]) -> None:
         at = self.at
-        plans = self.plans_of(t, epoch)
         self.steps.begin_epoch(plans)
         while at.step < len(plans):
             self.steps.step(at.step)
@@ -235,19 +236,11 @@ class Trainer:
             if self.save_is_due():
                 self.save()
         at.epoch, at.step = epoch + 1, 0
-        # A GPU is still at work on the steps of this epoch: time to tell of the one before, and to plan the next.
-        self.tell()
+        self.tell()  # of the epoch before: a GPU is still at work on the steps of this one
         self.news = self.news_of(t, epoch, len(plans)) if self.observer.wants_epochs else None
         self.steps.loss_sum.zero_()
-        if epoch + 1 < self.config.epochs:
-            self.planned = (t, epoch + 1), self.learner.epoch_plan(t, epoch + 1)
         if not self.tells_later:
             self.tell()
-
-    def plans_of(self, t: int, epoch: int) -> Sequence[StepPlan]:
-        if self.planned and self.planned[0] == (t, epoch):
-            return self.planned[1]
-        return self.learner.epoch_plan(t, epoch)
 
     def end_task(self, t: int) -> None:
         """Consolidates the task and measures all so far."""
