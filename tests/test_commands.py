@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from alasso import AlassoError
 from alasso.bench import io as atomic
 from alasso.bench import models, results
-from alasso.bench._make_streams import make_stream
 from alasso.bench.cli import arguments
 from alasso.bench.cli import console as saying
 from alasso.bench.cli import main as cli
@@ -25,11 +24,9 @@ from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.training import checkpoint, search
 from alasso.bench.training import run as train
 from alasso.bench.training import sweep as runs
-from alasso.bench.training import trainer as loop
 from alasso.errors import DivergedError
 
-from helpers import StopAt
-from run_helpers import SMALL_FLAGS, command, finished, in_process, small
+from run_helpers import SMALL_FLAGS, break_off, command, finished, in_process, small
 
 
 def test_a_run_from_a_toml_file(tmp_path, monkeypatch, capsys):
@@ -126,17 +123,6 @@ def test_sweeps_show_what_varies(tmp_path, monkeypatch, capsys):
     assert output.splitlines()[2].split()[:2] == ["method", "a"]
 
 
-def test_a_sweep_over_tasks_trains_the_longest_alone(tmp_path, monkeypatch, capsys):
-    words = ("run", "permuted-digits", "--method", "si", "--epochs", 1, "--set", "hidden=8", "tasks=2,4,3")
-    code, output, errors = in_process([*words, "--device", "cpu", "--out", tmp_path], monkeypatch, capsys)
-    assert code == 0, errors
-    assert "2 shorter runs are saved along the way of longer ones" in output and "3 result files in" in output
-    assert "permuted-digits, 1 epoch " in output and "1 epochs" not in output  # tasks differ, and have a column
-    assert "task 4/4" in output and "task 2/2" not in output and "task 3/3" not in output
-    found = [results.read(path) for path in tmp_path.glob("*.json")]
-    assert sorted((r.config.tasks, len(r.accuracy)) for r in found) == [(2, 2), (3, 3), (4, 4)]
-
-
 def test_a_damaged_result_is_named_with_a_remedy(tmp_path, monkeypatch, capsys):
     path = tmp_path / f"{small('sgd').name}.json"
     path.write_text("{")
@@ -173,17 +159,6 @@ def begun(tmp_path):
         tmp_path,
         "--resume",
     ]
-
-
-def break_off(config, out, examples=1437):
-    """Stopped as Ctrl-C stops it, in the second task; nothing is being written any more."""
-    device = torch.device("cpu")
-    saved = out / f"{config.name}.checkpoint"
-    lane = train.begun(config, make_stream(config, None, device), None, device, None, saved, train.Quiet())
-    steps_of_a_task = config.epochs * -(-examples // config.batch_size)
-    with pytest.raises(train.Stopped, match="task 2"):
-        loop.Trainer([lane], 1e9, StopAt(steps_of_a_task + 3)).train()
-    assert [path.name for path in out.glob(f"*{config.name}*")] == [saved.name]
 
 
 def files_in(folder):
@@ -359,7 +334,6 @@ def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
         (["run", "permuted-digits", "--permute-first", "maybe"], "--permute-first takes no value: leave out 'maybe'"),
         (["run", "permuted-digits", "-q", "--resume", "yes"], "--resume takes no value: leave out 'yes'"),
         (["run", "permuted-digits", "../imgs"], "path is for split-folder; it changes nothing in permuted-digits"),
-        (["run", "permuted-digits", "--lanes", "many"], "--lanes takes auto or a number from 1 on"),
         (["run", "permuted-digits", "--log", "wandb"], "--log takes csv or tensorboard"),
         (["run", "permuted-mnist", "--data-dir", "no-such-folder"], "alasso data fetch mnist"),
         (["run", "split-folder"], "split-folder needs the folder of images"),
@@ -702,7 +676,7 @@ def test_a_network_too_large_for_the_memory_is_one_line(tmp_path, monkeypatch, c
     words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
     code, output, errors = in_process(words, monkeypatch, capsys)
     assert code == 2 and not output
-    less = "a smaller image_size, batch_size or hidden, or with fewer --lanes"
+    less = "a smaller image_size, batch_size or hidden"
     assert errors == f"alasso: out of memory; a run takes less with {less}\n"
 
 
@@ -770,7 +744,7 @@ def test_a_search_all_of_whose_settings_diverge_chooses_none(tmp_path, monkeypat
     file = tmp_path / "outcome.json"
     words = (*SEARCH, "--seed", 1, "--file", file, "--out", tmp_path / "runs")
     code, _, errors = in_process(words, monkeypatch, capsys)
-    assert code == 2 and "with none of its settings did mas come to an end: mas lam=0.003, seed 1; " in errors
+    assert code == 2 and "mas diverged with all of its settings: mas lam=0.003, seed 1; " in errors
     assert not file.exists()
 
 

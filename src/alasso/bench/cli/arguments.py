@@ -23,8 +23,11 @@ def asked_for(
     seeds: list[int] | None,
     fields: dict[str, Any],
     settings: dict[str, list[str]],
+    chosen: dict[str, dict[str, Any]],
 ) -> list[Any]:
-    """The configs of a command line; what it leaves open comes from the file, then from the benchmark's preset."""
+    """The configs of a command line; what it leaves open comes from the file, from what a search chose, then from the
+    benchmark's preset.
+    """
     from alasso.bench.config import from_toml
     from alasso.bench.training import sweep as runs
 
@@ -40,7 +43,9 @@ def asked_for(
             raise AlassoError(f"{file}: {name} is an empty list")
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return runs.combinations(benchmark, methods or file_methods, seeds or file_seeds, from_file | given, settings)
+        return runs.combinations(
+            benchmark, methods or file_methods, seeds or file_seeds, from_file | given, settings, chosen
+        )
     except AlassoError as error:
         on_the_line = {name: values for name, values in settings.items() if name in of_line}
         without_file = partial(runs.combinations, benchmark, methods or ["alasso"], seeds or [0], given, on_the_line)
@@ -78,7 +83,7 @@ def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) 
     """One of two values would be dropped without a word."""
     for name in settings:
         if options.get(name) is not None:
-            option = "PATH" if name == "path" else f"--{name.replace('_', '-')}"
+            option = {"path": "PATH", "learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
             raise AlassoError(f"{name} is given by {option} and by --set: give it once")
 
 
@@ -103,14 +108,6 @@ def checked_interval(seconds: float) -> float:
     if not seconds > 0:
         raise AlassoError(f"--checkpoint-every takes a number of seconds above 0, not {seconds:g}")
     return seconds
-
-
-def checked_lanes(word: str) -> int | None:
-    if word == "auto":
-        return None
-    if not word.isdecimal() or int(word) < 1:
-        raise AlassoError(f"--lanes takes auto or a number from 1 on, not {word!r}")
-    return int(word)
 
 
 def checked_logs(names: Sequence[str]) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        less = "a smaller image_size, batch_size or hidden, or with fewer --lanes"
+        less = "a smaller image_size, batch_size or hidden"
         print(f"alasso: out of memory; a run takes less with {less}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `alasso … | head`

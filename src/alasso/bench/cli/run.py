@@ -26,12 +26,6 @@ Model = Annotated[
     str | None,
     typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
 ]
-Lanes = Annotated[
-    str,
-    typer.Option(
-        help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU, where more are slower)."
-    ),
-]
 
 
 def run(
@@ -40,8 +34,13 @@ def run(
     method: Annotated[list[str] | None, typer.Option(help="One or several: --method sgd si alasso")] = None,
     tasks: Tasks = None,
     epochs: Epochs = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a step.")] = None,
     seed: Seeds = None,
     set_: Settings = None,
+    found: Annotated[
+        Path | None, typer.Option("--settings", help="Settings that alasso search chose: the file it wrote.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with fields of the run.")] = None,
     model: Model = None,
     classes_per_task: Annotated[int | None, typer.Option(help="Split benchmarks: classes in a task.")] = None,
@@ -54,18 +53,20 @@ def run(
     resume: Resume = False,
     restart: Restart = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-    lanes: Lanes = "auto",
     log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
     from alasso.bench.training import sweep as runs
+    from alasso.bench.training.search import chosen_settings
 
     if resume and restart:
         raise AlassoError("--resume goes on with what was begun, --restart throws it away: give one of the two")
     fields = {
         "tasks": tasks,
         "epochs": epochs,
+        "learning_rate": lr,
+        "batch_size": batch_size,
         "model": model,
         "classes_per_task": classes_per_task,
         "image_size": image_size,
@@ -81,13 +82,13 @@ def run(
         quiet=quiet,
         logs=arguments.checked_logs(log or []),
         checkpoint_every=arguments.checked_interval(checkpoint_every),
-        lanes=arguments.checked_lanes(lanes),
     )
     settings = arguments.parsed_settings(set_ or [])
     arguments.refuse_given_twice({**fields, "seed": seed}, settings)
     if benchmark != "split-folder":
         arguments.refuse_value_of_flag(sys.argv[1:], path)
-    configs = arguments.asked_for(benchmark, config, method, seed, fields, settings)
+    chosen = chosen_settings(found, benchmark) if found else {}
+    configs = arguments.asked_for(benchmark, config, method, seed, fields, settings, chosen)
     against = read_reference(reference, configs) if reference else None
     for notice in [*notices(configs, options, against), *arguments.not_for_all(configs, settings)]:
         if notice and not quiet:
@@ -97,7 +98,7 @@ def run(
 
 def read_reference(path: Path, configs: Sequence[Any]) -> Any:
     """A result that intransigence of all these runs can be measured against."""
-    from alasso.bench import intransigence as references
+    from alasso.bench import metrics as references
     from alasso.bench import results
 
     reference = results.read(path)
@@ -107,10 +108,10 @@ def read_reference(path: Path, configs: Sequence[Any]) -> Any:
 
 def notices(configs: Sequence[Any], options: Any, reference: Any) -> list[str | None]:
     """What is to be said before anything is run; None where there is nothing to say."""
-    from alasso.bench import intransigence as references
-    from alasso.bench.training import resuming
+    from alasso.bench import metrics as references
+    from alasso.bench.training.sweep import check_resumed
 
-    resumed = [resuming.check(configs, options.out)] if options.resume else []
+    resumed = [check_resumed(configs, options.out)] if options.resume else []
     other_seed = [references.other_seed(reference, configs)] if reference else []
     return [*resumed, *other_seed, *left_over_classes(configs)]
 
@@ -119,7 +120,7 @@ def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
     """Lines on classes of one's own images that do not come out even; None where they do."""
     if not any(config.benchmark == "split-folder" for config in configs):
         return []
-    from alasso.bench._make_streams import left_over  # torch: only for those who bring images
+    from alasso.bench.streams import left_over  # torch: only for those who bring images
 
     return list(dict.fromkeys(map(left_over, configs)))
 

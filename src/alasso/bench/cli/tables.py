@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from alasso.bench.intransigence import with_intransigence
 from alasso.bench.labels import count_of, value_of, varying_settings
+from alasso.bench.metrics import with_intransigence
 from alasso.bench.results import Result
 
 CAPTION = "A: mean accuracy at the end. F: forgetting. I: intransigence (needs a single-task run)."

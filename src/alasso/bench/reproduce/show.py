@@ -103,18 +103,11 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
         missing = {config.hash for config in part.configs}
         waiting = [one.id for one in experiments if one.probe is None and missing & {c.hash for c in one.configs(1)}]
         about = "?" if seconds is None else roughly(seconds)
-        counts = [str(len(counted)) for counted in (part.trained, part.on_the_way)]
+        counts = [str(len(counted)) for counted in (part.trained, ())]
         table.add_row(part.title, ", ".join(waiting), *counts, str(part.present), about)
     for title, present in plan.nothing_to_train.items():
         of = [one.id for one in experiments if one.probe is None and title in {part_title(c) for c in one.configs(1)}]
         table.add_row(title, ", ".join(of), "0", "0", str(present), "–")
-    if plan.again:
-        lost = {config.hash for stack in plan.again for config in stack.lost}
-        of = [one.id for one in experiments if one.probe is None and lost & {config.hash for config in one.configs(1)}]
-        trained = sum(len(stack.runs) for stack in plan.again)
-        passed = sum(len(stack.configs) for stack in plan.again) - trained
-        about = roughly(estimate.again) if estimate.again else "?"
-        table.add_row("lost results, in their stacks", ", ".join(of), str(trained), str(passed), "0", about)
     if plan.probes or plan.probes_present:
         of = [one.id for one in experiments if one.probe is not None]
         counts = [str(len(plan.probes)), "0", str(plan.probes_present)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from alasso.bench.config import RunConfig
 from alasso.bench.registry import METHODS
 from alasso.bench.reproduce.counting import is_variational
-from alasso.bench.training.progress import Quiet
+from alasso.bench.training.progress import Observer
 
 if TYPE_CHECKING:
     import torch
@@ -222,7 +222,7 @@ class Enough(Exception):
     """The meter has seen what it needs."""
 
 
-class Meter(Quiet):
+class Meter(Observer):
     """Watches steps after those that warm up, in several looks: a median is not led astray by what else runs."""
 
     def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:

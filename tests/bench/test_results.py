@@ -3,9 +3,11 @@
 import json
 import lzma
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from alasso import AlassoError
 from alasso.bench import metrics, results
@@ -13,6 +15,8 @@ from alasso.bench.config import RunConfig
 from alasso.bench.probe import read as read_probe
 from alasso.bench.report.load import collect
 from alasso.bench.results import Result
+
+from run_helpers import finished, small
 
 PAPER = Path(__file__).parents[2] / "paper"
 
@@ -99,7 +103,82 @@ def test_a_path_that_does_not_exist_is_said(tmp_path):
         list(results.read_all([tmp_path / "no"]))
 
 
-# -- what is committed ------------------------------------------------------------------------------------------
+def test_result_file_round_trip(tmp_path):
+    result = finished(small(), out=tmp_path)
+    path = tmp_path / f"{result.config.name}.json"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # no checkpoint left, nothing half-written
+    assert results.read(path) == result
+    raw = json.loads(path.read_text())
+    assert {"schema", "config", "environment", "accuracy", "metrics", "seconds", "peak_memory"} <= set(raw)
+    assert {"A", "F", "I", "std"} <= set(raw["metrics"])
+    assert raw["environment"]["torch"] == torch.__version__ and raw["environment"]["cpu"]
+    assert raw["data"] == {"digits": "scikit-learn"}
+    assert result.config.hash in path.name and f"_s{result.config.seed}" in path.name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a whole JSON file"),
+        ("[1]", "not a result"),
+        ('{"schema": 99}', "schema this version does not know"),
+        ('{"schema": 1, "config": {"benchmark": "permuted-digits"}}', "not a result"),
+    ],
+)
+def test_reader_refuses_what_it_does_not_know(tmp_path, content, message):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(AlassoError, match=message):
+        results.read(tmp_path / "x.json")
+    with pytest.raises(AlassoError, match="cannot be read"):
+        results.read(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"accuracy": [["0.9"], [0.8, 0.9]]}, "accuracy must be a list of lists of numbers"),
+        ({"accuracy": None}, "accuracy must be a list of lists of numbers"),
+        ({"ahead": "x"}, "ahead must be a list of numbers"),
+        ({"untrained": [True]}, "untrained must be a list of numbers"),
+        ({"peak_memory": "1"}, "peak_memory must be a number"),
+        ({"metrics": {"A": "0.9"}}, "metrics must be numbers, or null"),
+        ({"data": {"digits": 3}}, "data must name editions, which are texts"),
+        ({"environment": []}, "environment, data and metrics must be objects"),
+    ],
+)
+def test_a_result_with_texts_for_numbers_is_refused(changes, why, tmp_path):
+    path = results.write(finished(small("sgd")), tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(AlassoError, match=f"{path.name} is not a result of alasso: {why}"):
+        results.read(path)
+
+
+def test_where_nobody_knows_the_peak_of_memory_the_result_says_so(tmp_path):
+    unknown = replace(made_up(), peak_memory=None)  # as on Windows
+    assert results.read(results.write(unknown, tmp_path)) == unknown
+
+
+def test_a_result_that_lost_rows_is_refused(tmp_path):
+    result = finished(small("sgd"))
+    path = results.write(replace(result, accuracy=result.accuracy[:2]), tmp_path)
+    with pytest.raises(AlassoError, match=rf"{path.name} .*it has 2 rows of accuracy for 3 tasks"):
+        results.read(path)
+
+
+def test_the_commit_that_stands_in_for_a_copys_own_is_one(monkeypatch):
+    monkeypatch.setenv("ALASSO_COMMIT", "0123abc+")
+    assert results.commit() == "0123abc+"
+    monkeypatch.setenv("ALASSO_COMMIT", "HEAD")
+    with pytest.raises(AlassoError, match="ALASSO_COMMIT must be a commit, as git rev-parse HEAD gives it, not 'HEAD'"):
+        results.commit()
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"config": {}, "task": 1, "why": "x"}'])
+def test_what_is_no_note_of_a_run_that_diverged_is_said_to_be_none(content, tmp_path):
+    path = tmp_path / "x.diverged"
+    path.write_text(content)
+    with pytest.raises(AlassoError, match=r"x.diverged is no note of a run that diverged; delete it"):
+        results.read_note(path)
 
 
 def test_every_committed_result_loads_under_its_own_name():

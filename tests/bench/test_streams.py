@@ -1,17 +1,28 @@
-"""Streams and networks: the paper's sizes, reproducible orders, nothing of the test data in training."""
+"""Streams: reproducible orders, the user's own tasks, nothing of the test data in training."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from alasso import AlassoError
-from alasso.bench import data, models
-from alasso.bench._make_streams import inputs_and_classes, make_stream
+from alasso.bench import data
 from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
-from alasso.bench.streams import Stream, permuted, split, with_validation
+from alasso.bench.registry import BENCHMARKS
+from alasso.bench.streams import (
+    Stream,
+    fingerprint,
+    left_over,
+    make_stream,
+    permuted,
+    split,
+    with_validation,
+)
+
+from run_helpers import CPU
 
 
 def image_set(classes=6, per_class=10, channels=1, side=4, name="toy"):
@@ -25,9 +36,6 @@ def image_set(classes=6, per_class=10, channels=1, side=4, name="toy"):
 
 def everything(examples):
     return examples.batch(torch.arange(len(examples)))
-
-
-# -- permuted ---------------------------------------------------------------------------------------------------
 
 
 def test_first_task_is_the_image_as_it_is_and_pixels_are_divided_by_255():
@@ -66,9 +74,6 @@ def test_all_tasks_share_one_copy_of_the_images_as_bytes():
 def test_the_first_task_can_be_permuted_too():
     stream = permuted(image_set(), 2, seed=0, permute_first=True)
     assert stream.tasks[0].train.pixels.tolist() != list(range(16))
-
-
-# -- split ------------------------------------------------------------------------------------------------------
 
 
 def test_split_tasks_hold_their_own_classes_and_columns():
@@ -121,41 +126,6 @@ def test_validation_examples_come_from_training_and_are_not_trained_on():
             assert after.test.images.data_ptr() == before.train.images.data_ptr()
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "changes"),
-    [
-        ("permuted-digits", {}),
-        ("permuted-mnist", {"tasks": 2}),
-        ("split-cifar", {"tasks": 2}),
-        ("split-cifar", {"tasks": 5, "classes_per_task": 2, "image_size": 40}),
-        ("split-tiny-imagenet", {"tasks": 2, "image_size": 70}),
-        ("split-folder", {}),
-        ("split-folder", {"tasks": 1, "image_size": 9}),
-    ],
-)
-def test_inputs_and_classes_are_known_before_data_are_read(benchmark, changes, tmp_path, monkeypatch):
-    from PIL import Image
-
-    for name in "abcde":  # at two a task, one is left over
-        (tmp_path / name).mkdir()
-        for number in range(2):
-            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
-
-    def made_up(name, data_dir):
-        known = data.data_set(name)
-        channels, side, _ = known.shape
-        return image_set(len(known.classes) or known.class_count, 1, channels, side, name)
-
-    monkeypatch.setattr(data, "load", made_up)
-    path = {"path": str(tmp_path)} if benchmark == "split-folder" else {}
-    config = RunConfig.for_benchmark(benchmark, "si", **changes, **path)
-    stream = make_stream(config, None, torch.device("cpu"))
-    assert inputs_and_classes(config) == (stream.input_shape, stream.classes)
-
-
-# -- one's own --------------------------------------------------------------------------------------------------
-
-
 class Listed(Dataset):
     def __init__(self, count):
         self.count = count
@@ -182,14 +152,6 @@ def test_own_streams_with_heads_of_their_own():
     assert everything(stream.tasks[1].train)[1].tolist() == [2, 4, 3, 2]
 
 
-class Uneven(Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        return torch.zeros(i + 1), 0
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -200,17 +162,15 @@ class Uneven(Dataset):
             r"task 1 is tested on inputs of the shape \(2,\)",
         ),
         (lambda x, y: Stream.of([((x, y), (x, y)), ((x[:, :1], y), (x, y))]), r"task 2 is trained on .* shape \(1,\)"),
-        (lambda x, y: Stream.of([(Uneven(), Uneven())]), r"task 1 has inputs of several shapes, \(1,\) and \(2,\)"),
         (lambda x, y: Stream.of([((x, y[:2]), (x, y))]), "4 inputs and 2 labels"),
         (lambda x, y: Stream.of([((x, y.float()), (x, y))]), "class numbers"),
-        (lambda x, y: Stream.of([Listed(4), Listed(2)]), r"task 1 is no pair \(train, test\): write Stream.of"),
-        (lambda x, y: Stream.of([TensorDataset(x, y), TensorDataset(x, y)]), "task 1 is no pair"),
-        (lambda x, y: Stream.of([(x, y), (x, y)]), "task 1 is no pair"),
-        (lambda x, y: Stream.of([((x, y), (x, y)), ((x, y),)]), "task 2 is no pair"),
-        (lambda x, y: Stream.of(x), "a stream is made of a list of pairs, not of a Tensor: Stream.of"),
-        (lambda x, y: Stream.of(TensorDataset(x, y)), "a list of pairs, not of a TensorDataset"),
-        (lambda x, y: Stream.of(3), "a list of pairs, not of a int"),
-        (lambda x, y: Stream.of([((x, y[0]), (x, y))]), "single numbers for inputs or labels"),
+        (lambda x, y: Stream.of([Listed(4), Listed(2)]), "made of a list of pairs"),
+        (lambda x, y: Stream.of([TensorDataset(x, y), TensorDataset(x, y)]), "made of a list of pairs"),
+        (lambda x, y: Stream.of([(x, y), (x, y)]), "task 1 is neither a torch Dataset nor a pair"),
+        (lambda x, y: Stream.of([((x, y), (x, y)), ((x, y),)]), "made of a list of pairs"),
+        (lambda x, y: Stream.of(x), "a stream is made of a list of pairs: Stream.of"),
+        (lambda x, y: Stream.of(TensorDataset(x, y)), "task 1 is neither a torch Dataset nor a pair"),
+        (lambda x, y: Stream.of(3), "made of a list of pairs"),
         (lambda x, y: Stream.of([(3, (x, y))]), "neither a torch Dataset nor"),
     ],
 )
@@ -225,11 +185,15 @@ ODD = "number classes alike in train and test, or leave these examples out"
 @pytest.mark.parametrize(
     ("tasks", "heads", "message"),
     [
-        ([([0, 1], [0, 1]), ([0, 1], [1, 2])], "shared", "task 2 is tested on labels 2, on which no task is trained"),
-        ([([0, 1], [0, 3, 2])], "own", "task 1 is tested on labels 2, 3, and trained on 0, 1"),
-        ([([0, 1], [0, 1]), ([2, 3], [1, 2])], "own", "task 2 is tested on labels 1, and trained on 2, 3"),
-        ([([0, 1], [2, 3]), ([2, 3], [0, 1])], "shared", "task 1 is tested on labels 2, 3, and trained on 0, 1"),
-        ([(range(10), range(20))], "shared", "labels 10, 11, 12, 13, 14, 15, 16, 17, …, on which no task is trained"),
+        ([([0, 1], [0, 1]), ([0, 1], [1, 2])], "shared", "task 2 is tested on labels [2], on which no task is trained"),
+        ([([0, 1], [0, 3, 2])], "own", "task 1 is tested on labels [2, 3], on which it is not trained"),
+        ([([0, 1], [0, 1]), ([2, 3], [1, 2])], "own", "task 2 is tested on labels [1], on which it is not trained"),
+        (
+            [([0, 1], [2, 3]), ([2, 3], [0, 1])],
+            "shared",
+            "task 1 is tested on labels [2, 3], on which it is not trained",
+        ),
+        ([(range(10), range(20))], "shared", "labels [10, 11, 12, 13, 14, 15, 16, 17], on which no task is trained"),
     ],
 )
 def test_test_labels_that_are_not_trained_on_are_refused(tasks, heads, message):
@@ -253,79 +217,61 @@ def test_tasks_that_share_a_head_may_be_tested_on_each_others_classes(tested):
     assert Stream.of([tuple(map(labelled, pair)) for pair in zip(trained, tested, strict=True)]).classes == 4
 
 
-# -- networks, against the tables of the supplement ------------------------------------------------------------------
+def test_the_fields_that_a_benchmark_takes_change_its_stream(monkeypatch):
+    """The catalog's declaration against what the streams are made of."""
+
+    def images(name, data_dir=None):
+        few = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}.get(name, 10)
+        pixels = np.zeros((2 * few, *((3, 8, 8) if few > 10 or name == "cifar10" else (8, 8))), dtype=np.uint8)
+        labels = np.arange(2 * few) % few
+        names = tuple(map(str, range(few)))
+        return data.ImageSet(name, "toy", pixels, labels, pixels, labels, names)
+
+    asked = []
+    monkeypatch.setattr(data, "load", images)
+    monkeypatch.setattr(data, "load_folder", lambda *of: asked.append(of) or images("folder"))
+    tried = {"permute_first": True, "image_size": 6, "classes_per_task": 4, "path": "other"}
+    for name in BENCHMARKS:
+        plain = RunConfig.for_benchmark(name, "si", tasks=2, path="images" if name == "split-folder" else None)
+        for field, value in tried.items():
+            asked.clear()
+            streams = [make_stream(c, None, CPU) for c in (plain, replace(plain, **{field: value}))]
+            before, after = (
+                (s.input_shape, s.classes, [t.train.pixels is None or t.train.pixels.tolist() for t in s.tasks])
+                for s in streams
+            )
+            used = before != after or len(set(asked)) > 1
+            assert used == (field in BENCHMARKS[name].takes), (name, field)
 
 
-def parameters_and_shapes(model, shape):
-    shapes = []
-    for module in model:
-        module.register_forward_hook(lambda module, args, out: shapes.append((type(module).__name__, *out.shape[1:])))
-    model.eval()(torch.zeros(1, *shape))
-    return sum(p.numel() for p in model.parameters()), shapes
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"classes_per_task": 4}, "2 of 6 classes left over, at 4 a task: added to the tasks there are"),
+        ({"classes_per_task": 4, "tasks": 1}, "2 of 6 classes left over, at 4 a task: not used in 1 task"),
+        ({"classes_per_task": 3}, None),
+        ({"classes_per_task": 3, "tasks": 3}, None),  # too many: refused when the tasks are laid out
+    ],
+)
+def test_left_over_classes_of_own_images_are_said_before_they_are_read(changes, said, tmp_path):
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            (tmp_path / name / f"{i}.png").touch()  # no picture, only a name
+    assert left_over(RunConfig.for_benchmark("split-folder", "si", path=str(tmp_path), **changes)) == said
 
 
-def test_permuted_mnist_network():
-    count, shapes = parameters_and_shapes(models.build("mlp", (784,), 10), (784,))
-    assert count == 784 * 2000 + 2000 + 2000 * 2000 + 2000 + 2000 * 10 + 10
-    assert shapes == [
-        ("Flatten", 784), ("Linear", 2000), ("ReLU", 2000), ("Linear", 2000), ("ReLU", 2000), ("Linear", 10),
-    ]  # fmt: skip
-
-
-def test_split_cifar_network():
-    count, shapes = parameters_and_shapes(models.build("cifar-cnn", (3, 32, 32), 90), (3, 32, 32))
-    convs = (3 * 9 * 4 + 4) + (4 * 9 * 4 + 4) + (4 * 9 * 8 + 8) + (8 * 9 * 8 + 8)
-    assert count == convs + (512 * 64 + 64) + (64 * 90 + 90)
-    assert [s for s in shapes if s[0] != "ReLU"] == [
-        ("Conv2d", 4, 32, 32), ("Conv2d", 4, 32, 32), ("MaxPool2d", 4, 16, 16), ("Dropout", 4, 16, 16),
-        ("Conv2d", 8, 16, 16), ("Conv2d", 8, 16, 16), ("MaxPool2d", 8, 8, 8), ("Dropout", 8, 8, 8),
-        ("Flatten", 512), ("Linear", 64), ("Dropout", 64), ("Linear", 90),
-    ]  # fmt: skip
-    dropouts = [m.p for m in models.build("cifar-cnn", (3, 32, 32), 90) if isinstance(m, nn.Dropout)]
-    assert dropouts == [0.25, 0.25, 0.5]
-
-
-def test_split_tiny_imagenet_network():
-    model = models.build("tiny-imagenet-cnn", (3, 224, 224), 180)
-    count, shapes = parameters_and_shapes(model, (3, 224, 224))
-    pairs = ((3, 32), (32, 32), (32, 64), (64, 64), (64, 64))
-    assert count == sum(n * 9 * m + m for n, m in pairs) + (3136 * 2048 + 2048) + (2048 * 180 + 180)
-    assert [s for s in shapes if s[0] == "MaxPool2d"] == [
-        ("MaxPool2d", c, s, s) for c, s in ((32, 112), (32, 56), (64, 28), (64, 14), (64, 7))
+def test_a_streams_fingerprint_is_of_its_examples_and_their_places():
+    x, y = torch.rand(50, 3, 40, 40), torch.arange(50) % 4
+    swapped, brighter = y.clone(), x.clone()
+    swapped[7], brighter[-1] = 3 - y[7], 1.0
+    streams = [
+        Stream.of([((x, y), (x, y))] * 2),
+        Stream.of([((x, y), (x, y))] * 2, heads="own"),
+        Stream.of([((x, y), (x, y))]),
+        Stream.of([((x, swapped), (x, y))] * 2),
+        Stream.of([((x, y), (brighter, y))] * 2),
+        Stream.of([((x.view(50, 40, 3, 40), y),) * 2] * 2),
     ]
-    assert [m.p for m in model if isinstance(m, nn.Dropout)] == [0.25] * 5 + [0.5]
-    assert shapes[-1] == ("Linear", 180)
-
-
-def test_networks_start_with_glorot_weights_and_zero_biases():
-    for name, shape in (("mlp", (16,)), ("cifar-cnn", (3, 32, 32))):
-        for module in models.build(name, shape, 5, hidden=30):
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                fan = sum(nn.init._calculate_fan_in_and_fan_out(module.weight))
-                bound = (6 / fan) ** 0.5
-                assert not module.bias.any() and 0.8 * bound < module.weight.abs().max() <= bound
-
-
-def test_dropout_network_of_goodfellow():
-    model = models.build("mlp", (16,), 5, hidden=8, dropout=True)
-    assert [m.p for m in model if isinstance(m, nn.Dropout)] == [0.2, 0.5, 0.5]
-
-
-def test_a_network_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "my_nets.py").write_text(
-        "from torch import nn\ndef tiny(shape, classes): return nn.Linear(*shape, classes)"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert models.build("my_nets:tiny", (7,), 3).weight.shape == (3, 7)
-    for name, message in (
-        ("my_nets:huge", "has no function huge"),
-        ("no_such_module:f", "cannot be imported"),
-        ("resnet", "one of mlp, cifar-cnn, tiny-imagenet-cnn or module:factory"),
-    ):
-        with pytest.raises(AlassoError, match=message):
-            models.build(name, (7,), 3)
-
-
-def test_a_network_for_images_refuses_vectors():
-    with pytest.raises(AlassoError, match="takes images of at least 32"):
-        models.build("tiny-imagenet-cnn", (3, 16, 16), 5)
+    assert len({fingerprint(stream) for stream in streams}) == len(streams)
+    assert fingerprint(Stream.of([((x.double().numpy(), y), (x.clone(), y))] * 2)) == fingerprint(streams[0])
