@@ -5,6 +5,8 @@ A *group* is all seeds of one config.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +35,51 @@ MEASURES: tuple[tuple[str, str, bool | None], ...] = (
     ("first_task", "first task", True),
     ("seconds", "seconds", None),
 )
+
+
+# -- means and differences ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds, with its standard deviation (None: too few) and how many seeds it is of."""
+
+    value: float
+    deviation: float | None = None
+    count: int = 1
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean."""
+        return None if self.deviation is None else self.deviation / math.sqrt(self.count)
+
+
+def mean_of(values: Iterable[float | None]) -> Mean | None:
+    """Averages the known values.
+
+    Args:
+        values: One value a seed, None where it is not known.
+
+    Returns:
+        Their mean and sample standard deviation; None where nothing is known.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Mean(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
+    """Subtracts seed by seed.
+
+    Args:
+        first: Seed → value.
+        second: Seed → value.
+
+    Returns:
+        Seed → second − first, for the seeds that both have.
+    """
+    return {seed: second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())}
 
 
 # -- which variant a config is ------------------------------------------------------------------------------------
@@ -140,6 +187,11 @@ class Group:
     def matrices(self) -> Array:
         """(seeds, tasks, tasks), NaN above the diagonal."""
         return np.stack([metrics.lower_triangle(result.accuracy) for result in self.results])
+
+    def values(self, measure: str) -> dict[int, float]:
+        """Seed → value, where it is known."""
+        values = zip(self.seeds, self.measures[measure], strict=True)
+        return {seed: value for seed, value in values if value is not None}
 
     def mean(self, measure: str) -> float | None:
         return mean_and_spread(self.measures[measure])[0]
