@@ -671,16 +671,6 @@ def test_a_last_checkpoint_that_does_not_fit_costs_no_result(tmp_path, monkeypat
     assert results.read(tmp_path / f"{config.name}.json").accuracy
 
 
-def test_the_names_of_committed_results_are_those_of_their_configs():
-    """A field that came later must not rename runs from before it."""
-    root = Path(__file__).parent.parent
-    files = [path for folder in ("results", "records") for path in (root / folder).rglob("*_s*.json")]
-    files = [path for path in files if not path.name.endswith(".probe.json")]
-    assert files
-    for path in files:
-        assert f"{results.read(path).config.name}.json" == path.name
-
-
 @pytest.mark.parametrize("eps", ["0", "-1", "1e-300", "inf"])
 def test_adams_epsilon_must_be_a_positive_number(eps):
     with pytest.raises(AlassoError, match="adam_eps must be a positive number"):
