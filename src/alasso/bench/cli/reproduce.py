@@ -23,7 +23,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
 from alasso.bench.report import page
-from alasso.bench.report.claims_section import claims_section
+from alasso.bench.report.claims_section import ClaimRow, Claims, claims_section
 from alasso.bench.report.load import collect
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
@@ -249,7 +249,7 @@ def conclude(work: Work, document: Path | None, page_file: Path | None, *, quiet
         write_whole(document, text.encode())
         say(f"wrote {document}: {count_of(len(judged), 'claim')}")
     if page_file is not None and work.out.is_dir():
-        opening = claims_section(judged, quick=work.quick)
+        opening = claims_section(for_page(judged, quick=work.quick))
         write_whole(page_file, page.build(collect([work.out]), opening=opening).encode())
         say(f"wrote {page_file}: all results in {work.out}")
 
@@ -291,3 +291,19 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
             style = "" if quick else STYLES.get(one.verdict, "dim")
             table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
     return table
+
+
+def for_page(judged: Sequence[Judged], *, quick: bool) -> Claims:
+    """The same for the page."""
+    topics = {
+        topic + IN_SMALL * quick: [page_row(one, quick) for one in own] for topic, own in by_topic(judged).items()
+    }
+    note = CAPTION_IN_SMALL if quick else f"{tally_sentence(judged)} {CAPTION}"
+    columns = ("claim", "paper", "ours", "bar", "seen?" if quick else "verdict")
+    return Claims("The paper's claims" + IN_SMALL * quick, note, columns, topics)
+
+
+def page_row(one: Judged, quick: bool) -> ClaimRow:
+    """A claim with its verdict."""
+    numbers, words = (one.claim.of_paper(), shown_of(one), one.claim.bar()), verdict_in_words(one, quick=quick)
+    return ClaimRow(one.claim.says, one.claim.where, numbers, words, "" if quick else one.verdict)

@@ -149,6 +149,9 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
 
     Returns:
         The claim with its verdict.
+
+    Raises:
+        AlassoError: The computation cannot be made from the claim's arguments.
     """
     try:
         finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
@@ -159,6 +162,8 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
         if hopeless:  # which no run will change
             return Judged(claim, NOT_COMPUTABLE, diverged=evidence.divergences(*hopeless))
         return Judged(claim, NOT_RUN, missing=not_run.missing, apart=not_run.apart)
+    except (AlassoError, TypeError, ValueError, LookupError) as error:
+        raise AlassoError(f"{claim.id} cannot be computed from {dict(claim.arguments)}: {error}") from error
     edition, diverged = evidence.edition(claim.references), evidence.divergences(*claim.references)
     return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)
 

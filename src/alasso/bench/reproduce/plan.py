@@ -23,6 +23,7 @@ from alasso.bench.reproduce.evidence import Evidence, NotRun
 from alasso.bench.reproduce.experiments import Experiment
 from alasso.bench.results import Result, device_of
 from alasso.bench.training import sweep
+from alasso.bench.training.progress import stop_on_request
 from alasso.errors import AlassoError
 
 
@@ -214,14 +215,17 @@ def carry_out(plan: Plan, options: sweep.Options, console: Console, say: Callabl
         console: Where progress is shown.
         say: Takes a line about each part.
     """
-    for part in plan.parts:
-        if not part.missing:
-            continue
-        say(f"{part.title}: {count_of(len(part.missing), 'run')}")
-        try:
-            sweep.carry_out(part.missing, options, console)
-        except sweep.SomeDiverged as error:
-            console.print(error.which, highlight=False, soft_wrap=True, markup=False)
+    with stop_on_request() as stop_requested:
+        for part in (part for part in plan.parts if part.missing):
+            if stop_requested():  # in the last moments of the part before
+                raise sweep.Stopped("the end of a part")
+            say(f"{part.title}: {count_of(len(part.missing), 'run')}")
+            try:
+                sweep.carry_out(part.missing, options, console)
+            except sweep.SomeDiverged as error:
+                console.print(error.which, highlight=False, soft_wrap=True, markup=False)
+        if stop_requested() and plan.probes:
+            raise sweep.Stopped("the end of a part")
     for probe in plan.probes:
         measured = probe_first_task(probe.config, probe.plan, data_dir=options.data_dir, device=options.device, say=say)
         write_whole(options.out / f"{probe.config.name}.probe.json", measured.as_file())

@@ -155,7 +155,8 @@ def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure:
     """Which share of the way from one run to another a third one has gone."""
     values = evidence.values([of, floor, ceiling], measure)
     gone, whole = paired(values[floor], values[of]), paired(values[floor], values[ceiling])
-    return over_seeds({seed: gone[seed] / whole[seed] for seed in gone if whole[seed]})
+    shares = {seed: gone[seed] / whole[seed] for seed in gone if whole[seed]}
+    return over_seeds(shares, "" if shares else "floor and ceiling are equal")
 
 
 def growth_of_gap(evidence: Evidence, *, of: str, less: str) -> Finding:
