@@ -117,7 +117,10 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_reproduction():
     assert claims.format(*tally.groups()) in " ".join(text.split())
 
 
-@pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "paper").glob("*.md"))], ids=lambda page: page.name)
+PAGES = [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "paper").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):

@@ -205,34 +205,35 @@ def read_claims(
         AlassoError: A claim is not whole, or names what there is not.
     """
     path = folder / "claims.toml"
-    raw = read_toml(path) if path.exists() else {}
-    claims = []
-    for one in raw.get("claim", []):
-        if quick and not one.get("quick"):
-            continue
-        try:
-            claims.append(_claim(one, experiments))
-        except (AlassoError, TypeError) as error:
-            said = str(error).removeprefix("Claim.__init__() ")
-            raise AlassoError(f"{path}: {one.get('id', 'a claim without id')}: {said}") from error
+    raw = {"claim": [], "untested": [], **(read_toml(path) if path.exists() else {})}
+    try:
+        claims = [_claim(one, experiments) for one in raw["claim"] if not quick or one.get("quick")]
+        untested = [Untested(**one) for one in raw["untested"]]
+    except (AlassoError, TypeError, AttributeError) as error:  # the last of what is written with single brackets
+        said = "write [[claim]] and [[untested]]" if isinstance(error, AttributeError) else error
+        raise AlassoError(f"{path}: {said}") from error
     names = Counter(claim.id for claim in claims)
     if twice := [name for name, count in names.items() if count > 1]:
         raise AlassoError(f"{path}: two claims are called {twice[0]!r}")
-    return claims, [Untested(**one) for one in raw.get("untested", [])]
+    return claims, untested
 
 
 def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Claim:
-    own = {name: value for name, value in raw.items() if name in OWN_FIELDS}
-    claim = Claim(**own, arguments={name: value for name, value in raw.items() if name not in OWN_FIELDS})
-    if claim.how not in COMPUTATIONS:
-        raise AlassoError(f"there is no computation {claim.how!r}{nearest(claim.how, COMPUTATIONS)}")
-    check_arguments(claim.how, claim.arguments)
-    if not math.isfinite(claim.at_least) and not math.isfinite(claim.at_most):
-        raise AlassoError("a bar is missing: at_least, at_most or both")
-    if claim.at_least > claim.at_most:
-        raise AlassoError(f"no number is at least {claim.at_least} and at most {claim.at_most}")
-    for reference in claim.references:
-        config_of(experiments, reference)
+    name = raw.get("id", "a claim without id")
+    own = {key: value for key, value in raw.items() if key in OWN_FIELDS}
+    try:
+        claim = Claim(**own, arguments={key: value for key, value in raw.items() if key not in OWN_FIELDS})
+        if claim.how not in COMPUTATIONS:
+            raise AlassoError(f"there is no computation {claim.how!r}{nearest(claim.how, COMPUTATIONS)}")
+        check_arguments(claim.how, claim.arguments)
+        if not math.isfinite(claim.at_least) and not math.isfinite(claim.at_most):
+            raise AlassoError("a bar is missing: at_least, at_most or both")
+        if claim.at_least > claim.at_most:
+            raise AlassoError(f"no number is at least {claim.at_least} and at most {claim.at_most}")
+        for reference in claim.references:
+            config_of(experiments, reference)
+    except (AlassoError, TypeError) as error:
+        raise AlassoError(f"{name}: {str(error).removeprefix('Claim.__init__() ')}") from error
     return claim
 
 

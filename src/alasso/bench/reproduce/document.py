@@ -46,7 +46,7 @@ from alasso.errors import AlassoError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DIRECTIVE = re.compile(r"\{\{\s*(\S+)\s*(.*?)\s*\}\}")
+DIRECTIVE = re.compile(r"\{\{\s*([^\s{}]+)\s*([^{}]*?)\s*\}\}")
 MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"), ("first_task", "first task"))
 #: Figures of results and of probes, by name.
 OF_RESULTS = {name: draw for name, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
@@ -88,6 +88,8 @@ class Document:
         Raises:
             AlassoError: A directive is unknown, or names what there is not.
         """
+        if stray := re.search(r"\{\{.*|.*\}\}", DIRECTIVE.sub("", template)):
+            raise AlassoError(f"the template has {stray[0]!r}: write {{{{name argument …}}}}")
         return DIRECTIVE.sub(lambda found: self._answer(found[1], found[2].split()), template)
 
     def _answer(self, name: str, arguments: Sequence[str]) -> str:

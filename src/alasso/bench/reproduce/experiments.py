@@ -6,6 +6,7 @@ The folder ``paper`` at the repository's root holds them: ``experiments/*.toml``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -148,13 +149,14 @@ def read_experiments(folder: Path, *, quick: bool = False) -> dict[str, Experime
 
 
 def _read(path: Path) -> Experiment:
+    raw = read_toml(path)
     try:
-        experiment = Experiment(id=path.stem, **read_toml(path))
+        experiment = Experiment(id=path.stem, **raw)
         _check(experiment)
         if experiment.quick is not None:
             _check(experiment.in_small())
-    except (AlassoError, TypeError, AttributeError, KeyError) as error:  # a field that is missing, unknown or no table
-        said = str(error).removeprefix("Experiment.__init__() ").removeprefix(f"{path}: ")
+    except (AlassoError, TypeError, AttributeError) as error:  # a field that is missing, unknown or no table
+        said = re.sub(r"^\w+\.__init__\(\) ", "", str(error))
         raise AlassoError(f"{path}: {said}") from error
     return experiment
 

@@ -44,8 +44,9 @@ def over_seeds(values: Values, note: str = "") -> Finding:
     Returns:
         Mean and deviation; NaN where there is no seed, or one without a number.
     """
-    found = mean_of(values.values())
-    if found is None or math.isnan(found.value):
+    unknown = any(map(math.isnan, values.values()))
+    found = None if unknown else mean_of(values.values())
+    if found is None:
         return Finding(math.nan, None, len(values), note)
     return Finding(found.value, found.deviation, found.count, note)
 
