@@ -69,7 +69,7 @@ def test_a_small_paper_from_end_to_end(here, reproduce):
     code, output, errors = reproduce("--device", "cpu")
     assert code == 0 and results.read(gone).accuracy == strong.accuracy, errors
     code, output, _ = reproduce()
-    assert code == 0 and "Nothing to run: 8 results in paper/results." in output
+    assert code == 0 and "Nothing to run: 8 results in paper/results; to make them yourself" in output
 
 
 def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(here, reproduce):
@@ -81,7 +81,8 @@ def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(here, 
     assert code == 0 and "small/wild diverged: seed 0 in task 1" in output.splitlines(), errors
     assert "| wild | diverged: seed 0 in task 1 |" in (here / "paper" / "REPRODUCTION.md").read_text()
     code, output, _ = reproduce(*words, "--plan")
-    assert code == 0 and "Nothing to run: 3 results in paper/results; 1 run diverged and will not be tried" in output
+    assert code == 0 and "Nothing to run: 3 results in paper/results" in output
+    assert "; 1 run diverged and will not be tried again: delete NAME.diverged to try." in output
     (note,) = (here / "paper" / "results").glob("*.diverged")
     note.unlink()
     code, output, _ = reproduce(*words, "--plan")

@@ -100,15 +100,15 @@ def reproduce(
     if unpack is not None:
         found = [results.write(one, unpack) for one in work.evidence.results_of(work.references)]
         return say(f"wrote {count_of(len(found), 'result')} to {unpack}")
-    planned = make_plan(work.chosen, work.evidence, seeds)
     if plan:
-        return show_plan(work, planned)
+        return show_plan(work, make_plan(work.chosen, work.evidence, seeds))
     document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
     page_file = report or (None if judge else PAGE)
     check_file(document, ".md")
     if page_file is not None:
         check_file(page_file, ".html", ".htm")
     if not judge:
+        planned = make_plan(work.chosen, work.evidence, seeds)
         run_missing(work, planned, Options(work.out, data_dir, device, resume=True, quiet=quiet))
         work = replace(work)  # whose evidence is read anew
     return conclude(work, None if quick else document, page_file, quiet=quiet)
@@ -186,7 +186,8 @@ def to_do(work: Work, planned: Plan) -> str:
     there = f"{count_of(planned.present, 'result')} in {work.out}"
     about, where = how_long(work, planned.missing)
     missing = f"To do: {planned.to_do()}{f', about {about} {where}' if about else ''}; {there}"
-    said = f"Nothing to run: {there}" if planned.empty else missing
+    nothing = f"Nothing to run: {there}; to make them yourself, name another folder with --out"
+    said = nothing if planned.empty else missing
     if planned.diverged:
         runs = count_of(len(planned.diverged), "run")
         said += f"; {runs} diverged and will not be tried again: delete NAME{SUFFIX} to try"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -197,9 +196,7 @@ class Document:
             raise AlassoError(f"there is no figure {name!r}{nearest(name, known)}")
         title = f"{name.replace('-', ' ')}: {', '.join(experiments)}"
         found = self._shown_in(name, self._references(experiments))
-        sources = [json.dumps([one.config.to_json() if isinstance(one, Result) else dict(one.config), one.seconds,
-                               one.environment.get("finished")]) for one in found]  # fmt: skip
-        mark = f"<!-- drawn from {hashlib.sha256(repr(sources).encode()).hexdigest()[:16]} -->\n"
+        mark = f"<!-- drawn from {_digest(found)} -->\n"
         path = self.figures / f"{experiments[0]}-{name}.svg"
         if not path.exists() or not path.read_text(encoding="utf-8").endswith(mark):
             drawn = _drawn(name, found) if found else None
@@ -275,6 +272,12 @@ def _falling_short(one: Judged) -> list[str]:
         f"the paper: {claim.of_paper()}."
     )
     return [first, *(f"    - {paragraph}" for paragraph in claim.note.splitlines() if paragraph)]
+
+
+def _digest(found: Sequence[Result] | Sequence[Measured]) -> str:
+    """Differs between different results."""
+    facts = [(one.name, one.accuracy[-1]) if isinstance(one, Result) else (one.config, one.seconds) for one in found]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _drawn(name: str, found: Sequence[Result] | Sequence[Measured]) -> Figure | None:

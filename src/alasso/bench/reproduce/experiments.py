@@ -73,7 +73,8 @@ class Experiment:
         """
         if run not in self.runs:
             raise AlassoError(f"experiment {self.id} has no run {run!r}{nearest(run, self.runs)}")
-        return replace(self.first_seeds[run], seed=seed)
+        first = self.first_seeds[run]
+        return first if seed == first.seed else replace(first, seed=seed)
 
     def configs(self, seeds: int | None = None) -> list[RunConfig]:
         """Lists every run.
