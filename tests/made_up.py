@@ -84,44 +84,33 @@ def claim(**changes):
 
 # -- a folder that can be run -------------------------------------------------------------------------------------
 
-EXPERIMENT = """
-title = "Small"
-paper = "Fig. 1"
-benchmark = "permuted-digits"
-seeds = 1
+FIELDS = """benchmark = "permuted-digits"
 [fields]
 tasks = 3
 epochs = 1
 hidden = 8
 [runs]
-alasso = {}
-si = {}
-"a=3" = { method = "alasso", a = 3.0 }
+"""
+EXPERIMENT = f"""
+title = "Small"
+paper = "Fig. 1"
+seeds = 1
+{FIELDS}alasso = {{}}
+si = {{}}
+"a=3" = {{ method = "alasso", a = 3.0 }}
 [quick]
 tasks = 2
 """
-SHARING = """
+SHARING = f"""
 title = "Shares two runs with the other one"
-benchmark = "permuted-digits"
 seeds = 2
-[fields]
-tasks = 3
-epochs = 1
-hidden = 8
-[runs]
-plain = { method = "alasso" }
-si = {}
-sgd = {}
+{FIELDS}plain = {{ method = "alasso" }}
+si = {{}}
+sgd = {{}}
 """
-PROBE = """
+PROBE = f"""
 title = "Probe"
-benchmark = "permuted-digits"
-[fields]
-tasks = 3
-epochs = 1
-hidden = 8
-[runs]
-alasso = {}
+{FIELDS}alasso = {{}}
 [probe]
 weights = 3
 offsets = 3

@@ -109,7 +109,7 @@ def reproduce(
         check_file(page_file, ".html", ".htm")
     if not judge:
         planned = make_plan(work.chosen, work.evidence, seeds)
-        run_missing(work, planned, Options(work.out, data_dir, device, resume=True, quiet=quiet))
+        run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
         work = replace(work)  # whose evidence is read anew
     return conclude(work, None if quick else document, page_file, quiet=quiet)
 
