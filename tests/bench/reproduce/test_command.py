@@ -89,16 +89,13 @@ def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(here, 
     assert code == 0 and "To do: 1 run" in output
 
 
-def test_quick_runs_in_its_own_folder_and_never_among_real_results(here, reproduce):
+def test_quick_runs_the_small_versions_in_a_folder_of_their_own(here, reproduce):
     code, output, errors = reproduce("--quick", "--device", "cpu", "--quiet")
     assert code == 0, errors
     found = [results.read(path) for path in (here / "runs" / "quick").glob("*_s0.json")]
     assert sorted(one.config.tasks for one in found) == [2, 2, 2]  # the small versions, of those that have one
     assert "Too small to judge the paper" in output and "seen?" in output and "holds" not in output
     assert not (here / "paper" / "REPRODUCTION.md").exists()
-    results.write(result(read_experiments(here / "paper")["small"].config("si"), 0.5), here / "real")
-    code, _, errors = reproduce("--quick", "--out", "real", "--device", "cpu")
-    assert code == 2 and "--quick takes a folder of its own" in errors
 
 
 def test_stopped_prints_the_command_that_resumes(here, reproduce, monkeypatch):

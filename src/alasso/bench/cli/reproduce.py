@@ -160,6 +160,13 @@ class Work:
         """What lies in the folder of results."""
         return Evidence.of_folder(self.experiments, self.out)
 
+    @cached_property
+    def known(self) -> Sequence[results.Result]:
+        """Finished runs, by which others are estimated: those in the folder, and the paper's."""
+        if self.is_papers_own or self.quick:
+            return self.evidence.results
+        return self.evidence.results + Evidence.of_folder(self.experiments, self.paper / "results").results
+
 
 # -- what is missing ------------------------------------------------------------------------------------------------
 
@@ -196,10 +203,7 @@ def to_do(work: Work, planned: Plan) -> str:
 
 def how_long(work: Work, configs: Sequence[RunConfig]) -> tuple[str, str]:
     """How long runs take, and as on which device; empty where no finished run tells."""
-    known = [*work.evidence.results]
-    if not work.is_papers_own and not work.quick:
-        known += Evidence.of_folder(work.experiments, work.paper / "results").results
-    found = estimate(configs, known)
+    found = estimate(configs, work.known)
     return (roughly(found[0]), f"as on {found[1]}") if found and configs else ("", "")
 
 
@@ -209,19 +213,11 @@ def run_missing(work: Work, planned: Plan, options: Options) -> None:
     if planned.empty:
         return say(to_do(work, planned))
     check_data(planned, work.chosen, options.data_dir)
-    if work.quick and (others := results_of_other_runs(work)):
-        raise AlassoError(f"{work.out} holds other results, such as {others[0]}; --quick takes a folder of its own")
     tell(to_do(work, planned))
     try:
         return carry_out(planned, options, Terminal(), tell)
     except (Stopped, KeyboardInterrupt) as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
-
-
-def results_of_other_runs(work: Work) -> list[str]:
-    """Results in the folder that belong to no experiment."""
-    found = results.read_all([work.out]) if work.out.is_dir() else ()
-    return [one.name for one in found if isinstance(one, results.Result) and one.name not in work.evidence.names]
 
 
 # -- verdicts -------------------------------------------------------------------------------------------------------
