@@ -13,10 +13,17 @@ from alasso.bench.labels import count_of
 
 def list_() -> None:
     """Benchmarks, methods and their settings, and the paper's experiments."""
-    from alasso.bench.reproduce.experiments import read_experiments
-    from alasso.bench.reproduce.show import experiments_table
+    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), *experiments())
 
-    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), experiments_table(read_experiments()))
+
+def experiments() -> list[Table]:
+    """None where the paper's folder is not here."""
+    from alasso.bench.reproduce.experiments import PAPER, read_experiments
+
+    table = _table("Experiments (alasso reproduce --only …)", "id", "what it is", "in the paper", "on one H200")
+    for one in read_experiments(PAPER).values():
+        table.add_row(one.id, one.title, one.paper, one.cost)
+    return [table] if table.row_count else []
 
 
 def benchmarks() -> Table:
