@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from alasso.bench import metrics
-from alasso.bench.probe.findings import Measured, Plan
+from alasso.bench.probe import Measured, Plan
 from alasso.bench.reproduce.claims import Claim
 from alasso.bench.reproduce.evidence import Evidence
 from alasso.bench.reproduce.experiments import Experiment

@@ -28,7 +28,7 @@ from alasso.bench.reproduce.claims import (
 from alasso.bench.reproduce.evidence import Evidence
 from alasso.bench.reproduce.experiments import read_experiments
 from alasso.bench.reproduce.statistics import Finding
-from alasso.bench.training.diverged import Divergence
+from alasso.bench.results import Divergence
 
 from made_up import CLAIMS, claim, evidence, experiment, result, small_paper
 

@@ -12,7 +12,7 @@ from alasso.bench.reproduce.claims import DOES_NOT_HOLD, Judged, judge, judge_al
 from alasso.bench.reproduce.document import Document
 from alasso.bench.reproduce.evidence import Evidence
 from alasso.bench.reproduce.experiments import read_experiments
-from alasso.bench.training.diverged import Divergence
+from alasso.bench.results import Divergence
 
 from made_up import claim, evidence, experiment, result
 
@@ -60,9 +60,7 @@ def test_the_papers_document_has_its_numbers_from_results(tmp_path):
 
 def test_the_committed_document_is_what_the_committed_results_give(monkeypatch):
     """Figures, too, say that they were drawn from these results: nothing is drawn anew."""
-    monkeypatch.setattr(
-        documents.figure_files, "save", lambda *_, **__: pytest.fail("a figure is not of these results")
-    )
+    monkeypatch.setattr(documents.figures, "save", lambda *_, **__: pytest.fail("a figure is not of these results"))
     experiments = read_experiments(PAPER)
     claims, untested = read_claims(PAPER, experiments)
     known = Evidence.of_folder(experiments, PAPER / "results")

@@ -8,8 +8,7 @@ import pytest
 from alasso import AlassoError
 from alasso.bench import results
 from alasso.bench.reproduce.evidence import Evidence, NotRun
-from alasso.bench.training import diverged
-from alasso.bench.training.diverged import Divergence
+from alasso.bench.results import Divergence, write_note
 
 from made_up import PROBED, as_lines, evidence, experiment, probe, result
 
@@ -37,7 +36,7 @@ def test_a_damaged_result_is_not_left_out_in_silence(tmp_path):
 def test_notes_of_runs_that_diverged_count_until_there_is_a_result(tmp_path):
     one = experiment(seeds=1)
     for seed in (0, 1):
-        diverged.write(Divergence(one.config("si", seed), 2 + seed, "it grew"), {}, tmp_path)
+        write_note(Divergence(one.config("si", seed), 2 + seed, "it grew"), {}, tmp_path)
     found = Evidence.of_folder({"x": one}, tmp_path)
     assert found.how_it_diverged("x/si") == "diverged: seed 0 in task 2, seed 1 in task 3"
     assert found.divergences("x/alasso", "x/si").startswith("x/si diverged: seed 0") and found.all_diverged("x/si")

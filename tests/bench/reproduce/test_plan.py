@@ -12,7 +12,7 @@ from alasso.bench.reproduce import plan as plans
 from alasso.bench.reproduce.evidence import Evidence
 from alasso.bench.reproduce.experiments import read_experiments
 from alasso.bench.reproduce.plan import carry_out, check_data, estimate, make_plan, roughly
-from alasso.bench.training.diverged import Divergence
+from alasso.bench.results import Divergence
 from alasso.bench.training.sweep import Options, SomeDiverged, Stopped
 
 from made_up import experiment, probe, result, small_paper

@@ -22,9 +22,8 @@ from alasso.bench.cli.options import DataDir, Device
 from alasso.bench.config import RunConfig
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
-from alasso.bench.report import page
-from alasso.bench.report.claims_section import ClaimRow, Claims, claims_section
 from alasso.bench.report.load import collect
+from alasso.bench.report.page import ClaimRow, Claims, build
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -45,7 +44,6 @@ from alasso.bench.reproduce.document import Document
 from alasso.bench.reproduce.evidence import Evidence
 from alasso.bench.reproduce.experiments import Experiment, chosen, find_paper, read_experiments
 from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
-from alasso.bench.training.diverged import SUFFIX
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
 
@@ -197,7 +195,7 @@ def to_do(work: Work, planned: Plan) -> str:
     said = nothing if planned.empty else missing
     if planned.diverged:
         runs = count_of(len(planned.diverged), "run")
-        said += f"; {runs} diverged and will not be tried again: delete NAME{SUFFIX} to try"
+        said += f"; {runs} diverged and will not be tried again: delete NAME{results.DIVERGED} to try"
     return f"{said}."
 
 
@@ -246,8 +244,8 @@ def conclude(work: Work, document: Path | None, page_file: Path | None, *, quiet
         write_whole(document, text.encode())
         say(f"wrote {document}: {count_of(len(judged), 'claim')}")
     if page_file is not None and work.out.is_dir():
-        opening = claims_section(for_page(judged, quick=work.quick))
-        write_whole(page_file, page.build(collect([work.out]), opening=opening).encode())
+        html = build(collect([work.out]), claims=for_page(judged, quick=work.quick))
+        write_whole(page_file, html.encode())
         say(f"wrote {page_file}: all results in {work.out}")
 
 

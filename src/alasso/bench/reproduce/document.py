@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from alasso.bench.config import nearest
 from alasso.bench.io import write_whole
 from alasso.bench.labels import count_of
+from alasso.bench.probe import Measured
 from alasso.bench.probe import figures as probe_figures
-from alasso.bench.probe.findings import Measured
-from alasso.bench.report import figure_files
+from alasso.bench.report import figures
 from alasso.bench.report.aggregate import Mean, mean_of
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.claims import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 DIRECTIVE = re.compile(r"\{\{\s*([^\s{}]+)\s*([^{}]*?)\s*\}\}")
 MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"), ("first_task", "first task"))
 #: Figures of results and of probes, by name.
-OF_RESULTS = {name: draw for name, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
+OF_RESULTS = {name: draw for name, draw, _ in (*figures.OF_A_SECTION, *figures.OF_ALL)}
 OF_PROBES: dict[str, Callable[[Measured], Figure | None]] = {
     "probe-sides": probe_figures.sides,
     "probe-surrogates": probe_figures.surrogates,
@@ -202,7 +202,7 @@ class Document:
             drawn = _drawn(name, found) if found else None
             if drawn is None:
                 return f"*No figure of {title}: the results do not give it.*"
-            figure_files.save(drawn, self.figures, path.stem, formats=("svg",))
+            figures.save(drawn, self.figures, path.stem, formats=("svg",))
             write_whole(path, path.read_bytes() + mark.encode())
         return f"![{title}]({self.figures.name}/{path.name})"
 

@@ -10,16 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from alasso.bench import probe
 from alasso.bench.config import RunConfig
 from alasso.bench.data.version import short
-from alasso.bench.intransigence import same_stream
-from alasso.bench.probe import findings
-from alasso.bench.probe.findings import Measured
+from alasso.bench.metrics import same_stream
+from alasso.bench.probe import Measured
 from alasso.bench.report.aggregate import MEASURES, Group, groups
 from alasso.bench.reproduce.experiments import Experiment, config_of
-from alasso.bench.results import Result, read_all
-from alasso.bench.training import diverged
-from alasso.bench.training.diverged import Divergence
+from alasso.bench.results import DIVERGED, Divergence, Result, read_all, read_note
 from alasso.errors import AlassoError
 
 Values = dict[int, float]  # seed → value
@@ -84,8 +82,8 @@ class Evidence:
             if isinstance(found, AlassoError):
                 raise AlassoError(f"{found}; delete it, and `alasso reproduce` makes it again") from found
             results.append(found)
-        probes = [findings.read(path) for path in sorted(out.glob("*.probe.json*"))]
-        notes = [diverged.read(path) for path in sorted(out.glob(f"*{diverged.SUFFIX}"))]
+        probes = [probe.read(path) for path in sorted(out.glob("*.probe.json*"))]
+        notes = [read_note(path) for path in sorted(out.glob(f"*{DIVERGED}"))]
         return Evidence(experiments, results, probes, notes)
 
     def group(self, reference: str) -> Group | None:
@@ -138,7 +136,7 @@ class Evidence:
 
     def probes(self, reference: str) -> dict[int, Measured]:
         """What was measured of single weights of a run, as its experiment asks for it, by seed."""
-        asked = findings.Plan(**self.experiments[reference.partition("/")[0]].probe or {})
+        asked = probe.Plan(**self.experiments[reference.partition("/")[0]].probe or {})
         own, of_plan = config_of(self.experiments, reference), [one for one in self.all_probes if one.plan == asked]
         mine = [one for one in of_plan if RunConfig.from_json(one.config).hash == own.hash]
         if not mine:

@@ -16,7 +16,7 @@ from alasso.bench.config import RunConfig
 from alasso.bench.data import check
 from alasso.bench.io import write_whole
 from alasso.bench.labels import count_of
-from alasso.bench.probe.findings import Plan as ProbePlan
+from alasso.bench.probe import Plan as ProbePlan
 from alasso.bench.probe.measure import probe_first_task
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.reproduce.evidence import Evidence, NotRun

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.bench.labels import count_of
-from alasso.bench.probe.findings import Measured
+from alasso.bench.probe import Measured
 from alasso.bench.report.aggregate import Array, Mean, mean_of, paired
 from alasso.bench.reproduce.evidence import Evidence, Values
 from alasso.errors import AlassoError
