@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from alasso.bench import results
-from alasso.bench.cli import report as commands
+from alasso.bench.cli import run as commands
 from alasso.bench.probe.findings import Measured, Plan, read
 from alasso.bench.probe.measure import random_weights, task_loss
 from alasso.bench.probe.progress import ShownProgress

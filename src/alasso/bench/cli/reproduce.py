@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alasso.bench.cli.console import Terminal, end_stopped, say
-from alasso.bench.cli.options import DataDir, Device
+from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
 from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 

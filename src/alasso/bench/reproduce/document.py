@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alasso.bench.cli.tables import spread
+from alasso.bench.cli.console import spread
 from alasso.bench.config import RunConfig, nearest
 from alasso.bench.labels import count_of
 from alasso.bench.probe.findings import Measured
