@@ -167,7 +167,7 @@ def test_ctrl_c_says_that_nothing_was_saved(tmp_path, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("alasso.bench.probe.measure.probe_first_task", interrupted)
+    monkeypatch.setattr(commands, "probe_first_task", interrupted)
     path = results.write(made_up("sgd", tasks=2), tmp_path)
     with pytest.raises(typer.Exit) as ended:
         commands.probe(path, out=tmp_path / "probe", device="cpu")

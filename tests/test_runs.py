@@ -569,13 +569,6 @@ def test_where_lines_cannot_be_written_training_stops_and_is_saved(kind, code, t
         assert capsys.readouterr().err == said
 
 
-def test_letters_that_an_encoding_has_not_are_written_as_others():
-    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "150"}
-    done = subprocess.run([sys.executable, "-m", "alasso", "list"], env=plain, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr
-    assert "scikit-learn's 8 x 8 digits" in done.stdout and "?" not in done.stdout
-
-
 def test_ctrl_c_pressed_twice_in_a_moment_is_one_request(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -927,13 +920,6 @@ def test_a_checkpoint_beside_a_result_does_not_stand_in_the_way(tmp_path, monkey
     results.write(finished(config), tmp_path)
     (tmp_path / f"{config.name}.checkpoint").write_bytes(b"killed between writing the one and removing the other")
     runs.check_folder([config], runs.Options(out=tmp_path))
-
-
-def test_help_does_not_wait_for_torch():
-    script = "import sys; sys.argv = ['alasso', '--help']\nimport alasso.bench.cli.main\n"
-    script += "try: alasso.bench.cli.main.main()\nexcept SystemExit: pass\n"
-    script += "assert not {'torch', 'sklearn', 'numpy', 'matplotlib'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from run_helpers import in_process
 def test_missing_data_sets_are_wrong_only_where_they_are_named(tmp_path, monkeypatch, capsys):
     nowhere = ["--data-dir", tmp_path]
     code, output, _ = in_process(["data", "check", *nowhere], monkeypatch, capsys)
-    assert code == 0 and output.count("missing") == 5 and "scikit-learn" in output
+    assert code == 0 and output.count("all files") == 5 and "scikit-learn" in output
     code, output, _ = in_process(["data", "check", "mnist", *nowhere], monkeypatch, capsys)
     assert code == 2 and output.splitlines()[-1].endswith(f"alasso data fetch mnist --data-dir {tmp_path}")
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)

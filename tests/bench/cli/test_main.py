@@ -1,6 +1,7 @@
 """The command line itself: its help, its parser, one line for every mistake."""
 
 import errno
+import os
 import pkgutil
 import subprocess
 import sys
@@ -141,6 +142,12 @@ def test_the_table_of_commands_says_what_each_command_says_of_itself(name, monke
 
 def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_an_encoding_without_some_letters_is_no_obstacle():
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "150"}
+    done = subprocess.run([sys.executable, "-m", "alasso", "list"], env=ascii_only, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and "scikit-learn's 8 ? 8 digits" in done.stdout
 
 
 def test_help_waits_for_nothing_heavy_and_a_command_only_for_its_own():

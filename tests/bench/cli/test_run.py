@@ -50,7 +50,7 @@ def test_what_else_is_stopped_says_how_to_go_on_too(words, go_on, tmp_path, monk
     monkeypatch.setattr(runs, "carry_out", stopped)
     first = CliRunner().invoke(cli.app, words)
     assert first.exit_code == 130
-    assert f"Stopped; saved up to task 1, epoch 1, step 1. Continue with:\n  alasso {words[0]}" in first.output
+    assert f"Stopped; saved up to task 1, epoch 1, step 1. Go on with:\n  alasso {words[0]}" in first.output
     assert first.output.rstrip().endswith(go_on)
     again = first.output.rstrip().splitlines()[-1].split()[1:]
     assert CliRunner().invoke(cli.app, again).exit_code == 130

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from alasso.bench.cli.main import STOPPED
 from alasso.bench.intransigence import with_intransigence
-from alasso.bench.labels import count_of, value_of, varying_settings
+from alasso.bench.labels import count_of, value_of
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
@@ -60,20 +60,15 @@ def say(line: str) -> None:
 def end_stopped(where: object, words: Sequence[str]) -> typer.Exit:
     """Says what is saved and which command continues; the caller raises what it returns."""
     saved = f"; saved up to {where}" if str(where) else ""
-    say(f"\nStopped{saved}. Continue with:\n  {shlex.join(['alasso', *words])}")
+    say(f"\nStopped{saved}. Go on with:\n  {shlex.join(['alasso', *words])}")
     return typer.Exit(STOPPED)
 
 
-def table(found: Sequence[Result], width: int = 120, varying: Sequence[str] | None = None) -> Table:
-    """One row for all seeds of a config: mean ± standard deviation over seeds. In a narrow terminal, what matters.
-
-    ``varying``: settings that have a column; if it is not said, those in which the rows of a method differ.
-    """
+def table(found: Sequence[Result], width: int, varying: Sequence[str]) -> Table:
+    """One row for all seeds of a config: mean ± standard deviation over seeds; ``varying`` settings have a column."""
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(result.config.hash + result.config.method, []).append(result)
-    if varying is None:
-        varying = varying_settings([group[0].config for group in groups.values()])
     details = ("first task", "std", "seconds") if width >= 100 else ("seconds",)
     caption = CAPTION + DETAILS_CAPTION * (len(details) > 1) + SEEDS_CAPTION * (len(found) > len(groups))
     shown = Table(
@@ -102,7 +97,7 @@ def table(found: Sequence[Result], width: int = 120, varying: Sequence[str] | No
 
 
 def in_common(found: Sequence[Result]) -> str:
-    """The benchmark, and how many tasks and epochs all of these have, unless they differ in it."""
+    """The benchmark, and the numbers of tasks and epochs that all of these share."""
     counts = {"task": {len(r.accuracy) for r in found}, "epoch": {r.config.epochs for r in found}}
     shared = [count_of(same.pop(), thing) for thing, same in counts.items() if len(same) == 1]
     return ", ".join([found[0].config.benchmark, *shared])

@@ -37,8 +37,7 @@ def check(names: Names = None, data_dir: DataDir = None) -> None:
     table = Table(box=SIMPLE_HEAD)
     for column in ("data set", "file", "state", "edition"):
         table.add_column(column, no_wrap=True)
-    table.add_column("", overflow="fold")
-    to_fetch = []
+    to_fetch, notes = [], []
     for name in names or data.CATALOG:
         reports = data.check(name, data_dir)
         absent = all(report.status == "missing" for report in reports)
@@ -47,9 +46,12 @@ def check(names: Names = None, data_dir: DataDir = None) -> None:
         if absent:
             reports = [data.FileReport("all files", "missing", f"not in {data.where(name, data_dir)}")]
         for report in reports:
-            style = STYLES[report.status]
-            table.add_row(name, report.file, f"[{style}]{report.status}", report.edition, report.detail)
+            table.add_row(name, report.file, f"[{STYLES[report.status]}]{report.status}", report.edition)
+            if report.status != "ok" and report.detail:
+                notes.append(f"{name}: {report.detail}")
     Terminal().print(table)
+    for note in notes:
+        say(note)
     if to_fetch:
         into = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
         say(f"To download what is missing or wrong: alasso data fetch {' '.join(to_fetch)}{into}")

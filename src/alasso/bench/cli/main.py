@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import pkgutil
@@ -133,26 +132,6 @@ def terminated_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-#: What stands for letters that the encoding of a terminal or a file has not; a question mark for any other.
-PLAIN = {
-    "−": "-", "–": "-", "±": "+-", "×": "x", "→": "->", "≥": ">=", "≤": "<=", "…": "...", "’": "'", "′": "'", "†": "+",
-    "Ω": "Omega", "ω": "omega", "ξ": "xi", "λ": "lambda", "γ": "gamma", "ε": "epsilon", "θ": "theta",
-}  # fmt: skip
-
-
-def plainly(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
-
-
-def write_what_can_be_written() -> None:
-    codecs.register_error("plainly", plainly)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="plainly")
-
-
 def silence() -> None:
     """Nothing more is written to where it cannot be, not even when the interpreter ends."""
     with suppress(OSError, ValueError):  # there may be no such file at all, as in a test
@@ -161,7 +140,9 @@ def silence() -> None:
 
 def main() -> None:
     """Runs the command line; a mistake of the user's is one line and exit code 2."""
-    write_what_can_be_written()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an encoding without Greek letters costs letters, not a command
     try:
         with terminated_like_ctrl_c():
             sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
@@ -201,12 +182,9 @@ def explained(error: Exception) -> str | None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Of Python, of torch on a CPU, of torch on a GPU: they share no class."""
+    said = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and any(
-            words in str(error)
-            for words in ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
-        )
+        isinstance(error, RuntimeError) and any(words in str(error) for words in said)
     )
 
 
