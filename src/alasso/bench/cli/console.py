@@ -32,17 +32,11 @@ def known_device(name: str) -> str:
     return name
 
 
-OutFolder = Annotated[Path, typer.Option("--out", help="Folder for result files and checkpoints.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with data sets. Default: ALASSO_DATA, else a cache.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=known_device)]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted runs.")]
-Restart = Annotated[bool, typer.Option("--restart", help="Run again from the start.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="One or several: --seed 0 1")]
-Tasks = Annotated[int | None, typer.Option(help="Number of tasks.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over each task.")]
 
 
 class Terminal(Console):

@@ -61,7 +61,7 @@ def report(
 
 def follow(paths: Sequence[Path], port: int) -> None:
     if len(paths) > 1 or not paths[0].is_dir():
-        raise AlassoError(f"--watch follows one folder; {' '.join(map(str, paths))} is none")
+        raise AlassoError(f"--watch follows one folder, not {' '.join(map(str, paths))}")
     serve(paths[0], port, say)
 
 

@@ -13,21 +13,7 @@ import typer
 from alasso.bench import intransigence as references
 from alasso.bench import results
 from alasso.bench._make_streams import left_over
-from alasso.bench.cli.console import (
-    DataDir,
-    Device,
-    Epochs,
-    OutFolder,
-    Quiet,
-    Restart,
-    Resume,
-    Seeds,
-    Tasks,
-    Terminal,
-    end_stopped,
-    say,
-    table,
-)
+from alasso.bench.cli.console import DataDir, Device, Quiet, Terminal, end_stopped, say, table
 from alasso.bench.cli.main import STOPPED
 from alasso.bench.cli.report import report
 from alasso.bench.config import from_toml
@@ -46,6 +32,12 @@ from alasso.bench.training.search import chosen_line
 from alasso.bench.training.search import search as search_settings
 from alasso.errors import AlassoError
 
+OutFolder = Annotated[Path, typer.Option("--out", help="Folder for result files and checkpoints.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted runs.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Run again from the start.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="One or several: --seed 0 1")]
+Tasks = Annotated[int | None, typer.Option(help="Number of tasks.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over each task.")]
 Seed = Annotated[int, typer.Option(help="Of the tasks and the training.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
