@@ -28,7 +28,7 @@ def launch(ranks, case, folder, *arguments):
     """Run ``case(rank, folder, *arguments)`` on so many real processes, over gloo; raise if one fails or hangs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "alasso.methods._classes"]
+        ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "alasso.regularizer"]
     )
     folder = Path(folder)
     meeting = folder / f"meeting_{case.__name__}_{ranks}"
@@ -253,7 +253,7 @@ def details_of_shards(rank):
     reg.warm_start(toy_tasks(1)[0])
     before = reg.importance()
     model = fsdp(model)
-    reg.refresh()
+    reg.look()
     after = whole_tensors(reg.importance())
     assert all(torch.equal(after[name], before[name]) for name in before)
 

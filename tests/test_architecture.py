@@ -14,7 +14,7 @@ LIMITS = {
     "code lines": 12_000,
     "code lines of the core": 4_200,
     "modules": 85,
-    "lines of a module": 400,
+    "lines of a module": 500,
     "imports inside functions": 25,
     "deepest inheritance": 3,
 }

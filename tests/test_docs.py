@@ -83,7 +83,7 @@ def test_heads_begin_anew_as_it_is_printed():
     optimizer.step()
     names["reg"].consolidate()
     exec(compile(forgotten, "index.md", "exec"), names)  # a warning would be an error
-    assert float(names["reg"].penalty()) == 0 and len(names["reg"]._attachments) == 1
+    assert float(names["reg"].penalty()) == 0 and len(names["reg"]._attached) == 1
 
 
 def test_every_equation_of_the_paper_has_its_function():

@@ -40,7 +40,6 @@ from alasso.bench.reproduce.plan import make_plan, probe_path, whole_parts
 from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding
 from alasso.bench.reproduce.study import Places, Study
 from alasso.bench.results import Result, result_path
-from alasso.bench.training import diverged as divergence
 
 SMALL = {"tasks": 3, "epochs": 1, "hidden": 8}
 
@@ -1022,7 +1021,7 @@ def test_an_estimate_says_what_of_it_is_measured():
 
 def test_the_weights_of_a_probe_are_timed_by_a_few_of_them_moved_to_few_places(monkeypatch):
     from alasso.bench.probe import measure as measurement
-    from alasso.bench.probe import weight_lines as sides
+    from alasso.bench.probe import measure as sides
 
     assert measurement.losses is sides.losses  # imported before it is replaced
     clock, moved = [0.0], []
@@ -1100,7 +1099,7 @@ def test_the_time_of_runs_that_diverged_is_counted_with_the_steps_they_made(tmp_
     (part,) = whole_parts([one])
     ended, diverged = part.trained
     results.write(result(ended, 0.5), tmp_path)
-    divergence.write(divergence.Divergence(diverged, 1, "it grew"), {}, tmp_path)
+    results.write_note(results.Divergence(diverged, 1, "it grew"), {}, tmp_path)
     with carrying.timed(part, "abacus", tmp_path):
         pass
     (row,) = read_parts(tmp_path)
@@ -1626,7 +1625,7 @@ def test_of_a_run_some_of_whose_seeds_diverged_the_mean_says_so(folder, tmp_path
     work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
     first, second = (work.experiments["small"].config("si", seed) for seed in (0, 1))
     results.write(result(first, 0.8), tmp_path)
-    divergence.write(divergence.Divergence(second, 2, "it grew"), {}, tmp_path)
+    results.write_note(results.Divergence(second, 2, "it grew"), {}, tmp_path)
     document = Document(work.evidence(), work.judged())
     assert document.fill("{{mean small/si}}").endswith(" (1); diverged: seed 1 in task 2")
     assert document.fill("{{table small}}").splitlines()[3].endswith("| 1; diverged: seed 1 in task 2 |")
@@ -1642,7 +1641,7 @@ def test_of_a_run_some_of_whose_seeds_diverged_the_mean_says_so(folder, tmp_path
 
 def test_a_claim_on_runs_that_all_diverged_waits_for_nothing(folder, tmp_path):
     work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
-    divergence.write(divergence.Divergence(work.experiments["small"].config("si", 0), 2, "it grew"), {}, tmp_path)
+    results.write_note(results.Divergence(work.experiments["small"].config("si", 0), 2, "it grew"), {}, tmp_path)
     gap, _ = work.judged()
     assert gap.verdict == NOT_COMPUTABLE and not gap.missing
     (line,) = show.not_computable_lines([gap])
@@ -1655,7 +1654,7 @@ def test_a_claim_waits_for_the_seeds_that_are_left(folder, tmp_path):
     path = folder / "experiments" / "small.toml"
     path.write_text(path.read_text().replace("seeds = 1", "seeds = 2"))
     work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
-    divergence.write(divergence.Divergence(work.experiments["small"].config("si", 0), 2, "it grew"), {}, tmp_path)
+    results.write_note(results.Divergence(work.experiments["small"].config("si", 0), 2, "it grew"), {}, tmp_path)
     gap, _ = work.judged()
     assert gap.verdict == NOT_RUN and "small/si" in gap.missing
     (line,) = show.diverged_lines(work.evidence(), work.chosen, [gap])
@@ -1667,7 +1666,7 @@ def test_notes_beside_results_and_of_other_studies_say_nothing(folder, tmp_path)
     work = Study.read(folder, ["small"], [], None, False, Places.chosen(False, tmp_path, None, None, folder))
     config = work.experiments["small"].config("si", 0)
     results.write(result(config, 0.8), tmp_path)
-    divergence.write(divergence.Divergence(config, 2, "it grew"), {}, tmp_path)
+    results.write_note(results.Divergence(config, 2, "it grew"), {}, tmp_path)
     for name in ("permuted-digits_si_0123456789_s0", "notes"):
         (tmp_path / f"{name}.diverged").write_text("what a later version writes")
     assert not work.evidence().ended_early

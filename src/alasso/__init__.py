@@ -5,14 +5,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alasso import optim
-    from alasso.errors import AlassoError
-    from alasso.methods._classes import ALASSO, EWC, IMM, MAS, SI, OnlineEWC
+    from alasso.errors import AlassoError, DivergedError
+    from alasso.methods.alasso import ALASSO
+    from alasso.methods.base import Surrogate
+    from alasso.methods.ewc import EWC, OnlineEWC
+    from alasso.methods.imm import IMM
+    from alasso.methods.mas import MAS
+    from alasso.methods.si import SI
+    from alasso.regularizer import Regularizer
 
 __version__ = "0.1.0"
-__all__ = ["ALASSO", "EWC", "IMM", "MAS", "SI", "AlassoError", "OnlineEWC", "__version__", "optim"]
+__all__ = [
+    "ALASSO",
+    "EWC",
+    "IMM",
+    "MAS",
+    "SI",
+    "AlassoError",
+    "DivergedError",
+    "OnlineEWC",
+    "Regularizer",
+    "Surrogate",
+    "__version__",
+    "optim",
+]
 
-_HOME = {name: "alasso.methods._classes" for name in __all__ if name not in ("AlassoError", "__version__", "optim")}
-_HOME["AlassoError"] = "alasso.errors"
+_HOME = {
+    "ALASSO": "alasso.methods.alasso",
+    "AlassoError": "alasso.errors",
+    "DivergedError": "alasso.errors",
+    "EWC": "alasso.methods.ewc",
+    "IMM": "alasso.methods.imm",
+    "MAS": "alasso.methods.mas",
+    "OnlineEWC": "alasso.methods.ewc",
+    "Regularizer": "alasso.regularizer",
+    "SI": "alasso.methods.si",
+    "Surrogate": "alasso.methods.base",
+}
 
 
 def __getattr__(name: str) -> Any:

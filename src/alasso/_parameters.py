@@ -1,42 +1,287 @@
-"""Names of a model's parameters: as the user knows them, and which of them are left out by patterns."""
+"""A model's protected parameters: their names, as the user knows them, and a state for each.
+
+Parameters come and go: heads grow, layers thaw, pruning renames weights, models move to other devices. What is known of
+them is brought up to date by :meth:`ProtectedParameters.look`, and a parameter's state by
+:meth:`ProtectedParameters.state_of`.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from weakref import ref
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from alasso._frames import users_stacklevel
-from alasso.errors import AlassoError
+from alasso._compile import is_recording
+from alasso._distributed import is_sharded, local, reshard
+from alasso._state_dict import from_saved
+from alasso.errors import AlassoError, warn
+from alasso.methods.base import Surrogate
 
 MOST_NAMED = 8  # parameters in one sentence
+COMPILED = "_orig_mod."  # torch.compile's mark in names of submodules: compiled or not, a state fits
 
 
-def named_weights(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
-    """All of real numbers that no pattern leaves out, each once: named_parameters() names a tied parameter once."""
-    for name, parameter in not_left_out(model, exclude):
-        if parameter.is_floating_point():
-            yield name, parameter
+class ProtectedParameters:
+    """The parameters of one model that are protected, by name, with their states.
+
+    Iterating gives (name, parameter) of every parameter that trains or has a past.
+
+    Attributes:
+        model: The module that the user wrote, without wrappers.
+        surrogate: What makes states, and makes them larger.
+        exclude: Patterns of names that are left alone.
+        states: The state of each parameter by its name.
+        version: Counts changes: whoever works something out from states, settings or names compares it.
+    """
+
+    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: object) -> None:
+        self.model = unwrapped(model)
+        self.surrogate = surrogate
+        self.exclude = patterns_of(exclude)
+        self.states: dict[str, Any] = {}
+        self.version = 0
+        self._forget_addresses()
+        check_patterns(self.model, self.exclude)
+        check_kinds(self.model, self.exclude)
+        self.look()
+
+    def _forget_addresses(self) -> None:
+        """Drop what is known of parameters by where they lie; it is looked up at the next use."""
+        self._names: dict[int, tuple[str, nn.Parameter]] | None = None  # held, so that no other comes to lie there
+        self._seen: dict[str, ref[nn.Parameter]] = {}
+        self._replaced: set[str] = set()  # took the place of others, and nobody has been warned yet
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy without addresses: a copy looks at its own model, when that is complete."""
+        kept = ("model", "surrogate", "exclude", "states", "version")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_addresses()
+
+    # -- names -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
+        known = self._by_address().values()
+        return iter([(name, parameter) for name, parameter in known if parameter.requires_grad or name in self.states])
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Return all parameters of real numbers that no pattern leaves out, frozen ones, too."""
+        kept = not_left_out(self.model, self.exclude)
+        return {name: parameter for name, parameter in kept if parameter.is_floating_point()}
+
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return the name under which a parameter is known, None if it is not."""
+        known = self._by_address().get(id(parameter))
+        return None if known is None else known[0]
+
+    def _by_address(self) -> dict[int, tuple[str, nn.Parameter]]:
+        if self._names is None:
+            self.look()
+        assert self._names is not None
+        return self._names
+
+    def look(self, at_anchors: bool = False) -> None:
+        """Look at the model again: parameters may have been added, unfrozen, renamed or replaced.
+
+        Args:
+            at_anchors: Whether the model's weights were the anchors when they were last seen.
+        """
+        reshard(self.model)
+        named = self.named()
+        self._rename(named)
+        names = {}
+        for name, parameter in named.items():
+            names[id(parameter)] = name, parameter
+            if (seen := self._seen.get(name)) is None or (old := seen()) is not parameter:
+                if seen is not None and self._begins_anew(name, parameter, old, at_anchors):
+                    self._replaced.add(name)
+                self._seen[name] = ref(parameter)
+        if self._names is None or names.keys() != self._names.keys():
+            self.version += 1
+        self._names = names
+        for name, parameter in self:
+            self.state_of(name, parameter)
+
+    def _rename(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Keep what is remembered under a parameter's old name: pruning a layer, say, gives its weight another."""
+        if gone := self._seen.keys() - named.keys():
+            new_names = {id(parameter): name for name, parameter in named.items() if name not in self._seen}
+            for old in gone:
+                new = new_names.get(id(self._seen.pop(old)()))
+                if new is not None and old in self.states:
+                    self.put(new, self.states.pop(old))
+
+    def _begins_anew(self, name: str, parameter: nn.Parameter, old: nn.Parameter | None, at_anchors: bool) -> bool:
+        """Return whether a parameter took the place of one that matters, and was not made from it."""
+        state = self.states.get(name)
+        if state is None or not bool(state.omega.any()):
+            return False
+        if is_sharded(parameter) or (old is not None and is_sharded(old)):
+            return False  # shards are made anew whenever the model is gathered or sharded
+        known = [weights for weights in (old, state.anchor if at_anchors else None) if weights is not None]
+        return bool(known) and not any(begins_with(parameter, weights) for weights in known)
+
+    def warn_of_replaced(self) -> None:
+        """Warn once of parameters that are pulled to where others were."""
+        names, self._replaced = sorted(self._replaced), set()
+        if names:
+            warn(
+                f"{some_of(names)}: replaced since the last task by parameters with weights of their own, which the "
+                "past pulls to where the old ones were. If they are to begin anew, as the head of a new task does, "
+                "pass each to forget(), or leave such names out from the beginning (exclude=)"
+            )
+
+    # -- states ----------------------------------------------------------------------------------------------
+
+    def put(self, name: str, state: Any) -> None:
+        """Make this the state kept under a name."""
+        self.states[name] = state
+        self.version += 1
+
+    def put_all(self, states: Mapping[str, Any]) -> None:
+        """Make these the states kept under their names."""
+        self.states.update(states)
+        self.version += 1
+
+    def end_task(self, states: Mapping[str, Any]) -> None:
+        """Take over the states that a task ended with, and the present parameters as they are."""
+        self.put_all(states)
+        self._replaced.clear()
+
+    def state_of(self, name: str, parameter: nn.Parameter) -> Any:
+        """Return a parameter's state, made at first sight, on the parameter's device and in its size."""
+        state, theta = self.states.get(name), local(parameter)
+        if (
+            state is None
+            or state.anchor.shape != theta.shape
+            or state.anchor.device != theta.device
+            or state.anchor.dtype != state_dtype(theta)
+        ):
+            state = self._fitted(name, state, parameter)
+            self.put(name, state)
+        return state
+
+    @torch.inference_mode(False)  # whoever asks: steps to come write to the state
+    @torch.no_grad()
+    def _fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
+        theta = weights_of(parameter)
+        if state is None:
+            return self.surrogate.init(theta)
+        if state.anchor.shape != theta.shape and state.anchor.shape == parameter.shape:
+            state = type(state)(*(from_saved(t, parameter) for t in state))  # the model was sharded since
+        if state.anchor.shape != theta.shape:
+            state = grown(self.surrogate, name, state, theta)
+        return moved_like(state, theta)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Begin every state anew, at the weights as they are; a state that nothing was learned in may stay."""
+        for name, parameter in self:
+            theta = weights_of(parameter)
+            if is_recording(theta.device) or not torch.equal(self.state_of(name, parameter).anchor, theta):
+                self.put(name, self.surrogate.init(theta))
+
+    def forget(self, parameter: nn.Parameter) -> None:
+        """Begin one parameter's state anew; it may have taken the place of another, of any shape."""
+        if not isinstance(parameter, nn.Parameter):
+            raise AlassoError(f"forget() takes a parameter itself, as model.head.weight, not {parameter!r:.40}")
+        name = next((name for name, own in self.named().items() if own is parameter), None)
+        if name is None or not (parameter.requires_grad or name in self.states):
+            raise AlassoError("this parameter is not protected; pass one of the regularizer's own model")
+        # Look at this one alone: others of the same layer may be about to be forgotten, too.
+        others = {place: known for place, known in self._by_address().items() if known[0] != name}
+        self._names = {**others, id(parameter): (name, parameter)}
+        self._seen[name] = ref(parameter)
+        self._replaced.discard(name)
+        self.put(name, self.surrogate.init(weights_of(parameter)))
 
 
-def not_left_out(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter by its first name, but for those of which any name, tied ones have several, fits a pattern."""
-    left_out = {id(p) for name, p in all_names(model) if any(fnmatch.fnmatchcase(name, one) for one in exclude)}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in left_out:
-            yield plain_name(name), parameter
+# -- one tensor ------------------------------------------------------------------------------------------------
+
+
+def weights_of(parameter: nn.Parameter) -> Tensor:
+    """Return this rank's weights in the precision of their state."""
+    theta = local(parameter).detach()
+    return theta.to(state_dtype(theta))
+
+
+def state_dtype(theta: Tensor) -> torch.dtype:
+    """Return float32 at least: half precision cannot hold sums of small changes."""
+    return torch.float64 if theta.dtype == torch.float64 else torch.float32
+
+
+def moved_like(state: Any, theta: Tensor) -> Any:
+    """Return the state on θ's device and in θ's precision; integer fields keep their type."""
+    return type(state)(*(t.to(theta.device, theta.dtype if t.is_floating_point() else t.dtype) for t in state))
+
+
+def grown(surrogate: Surrogate[Any], name: str, state: Any, theta: Tensor) -> Any:
+    """Return the state of a parameter that grew: the old block keeps its memory, what is new starts free."""
+    old = state.anchor.shape
+    if len(old) != theta.dim() or any(n < m for n, m in zip(theta.shape, old, strict=True)):
+        raise AlassoError(
+            f"{name} changed from shape {tuple(old)} to {tuple(theta.shape)}; a parameter may grow, not shrink: "
+            "if it is to begin anew, pass it to forget() first"
+        )
+    block = tuple(slice(0, n) for n in old)
+    fields = {}
+    for field, tensor in surrogate.init(theta)._asdict().items():
+        fields[field] = getattr(state, field).to(tensor.device, tensor.dtype)
+        if tensor.shape == theta.shape:  # and no summary of the whole tensor, such as EWC's constant
+            larger = tensor.clone()
+            larger[block] = fields[field]
+            fields[field] = larger
+    return type(state)(**fields)
+
+
+def begins_with(theta: Tensor, before: Tensor) -> bool:
+    """Return whether θ holds these weights, or is a larger one that holds them first; to the lesser precision."""
+    if theta.dim() != before.dim() or any(n < m for n, m in zip(theta.shape, before.shape, strict=True)):
+        return False
+    block = theta.detach()[tuple(slice(0, n) for n in before.shape)]
+    dtype = min(theta.dtype, before.dtype, key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.equal(block.to(before.device, dtype), before.detach().to(dtype))
+
+
+# -- names and patterns ----------------------------------------------------------------------------------------
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module the user wrote, inside torch.compile's and DistributedDataParallel's wrappers."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name, parameter), a tied parameter under each of its names."""
+    """Yield (name, parameter), a tied parameter under each of its names."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield plain_name(name), parameter
+        yield name.replace(COMPILED, ""), parameter
+
+
+def not_left_out(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter once, by its first name, but for those of which any name fits a pattern."""
+    left_out = set()
+    if exclude:
+        left_out = {id(p) for name, p in all_names(model) if any(fnmatch.fnmatchcase(name, one) for one in exclude)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in left_out:
+            yield name.replace(COMPILED, ""), parameter
 
 
 def some_of(names: Sequence[str]) -> str:
-    """
+    """Return the first names, and how many more there are.
+
     >>> some_of(["a", "b"]), some_of([str(i) for i in range(10)])
     ('a, b', '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
     """
@@ -45,7 +290,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def patterns_of(exclude: object) -> tuple[str, ...]:
-    """One pattern, several, or none."""
+    """Return the patterns given: one, several, or None."""
     if exclude is None:
         return ()
     if isinstance(exclude, str):
@@ -57,18 +302,8 @@ def patterns_of(exclude: object) -> tuple[str, ...]:
     return patterns
 
 
-def check_kinds(model: nn.Module, exclude: Sequence[str]) -> None:
-    """Refuse parameters that have no shape yet; say which cannot be protected."""
-    left = list(not_left_out(model, exclude))
-    for name, parameter in left:
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise AlassoError(f"{name} has no shape yet: send a batch through the model first")
-    if complex_ones := [name for name, parameter in left if parameter.is_complex()]:
-        warnings.warn(f"complex weights are not protected: {some_of(complex_ones)}", stacklevel=users_stacklevel())
-
-
 def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
-    """Refuse one that leaves out nothing: it is not what was meant."""
+    """Refuse a pattern that leaves out nothing: it is not what was meant."""
     names = [name for name, _ in all_names(model)]
     if not names:
         raise AlassoError("the model has no parameters to protect")
@@ -79,17 +314,11 @@ def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
             raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {some_of(names)}")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module the user wrote, inside torch.compile's and DistributedDataParallel's wrappers."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def plain_name(name: str) -> str:
-    """Qualified name without the mark torch.compile leaves on submodules: compiled or not, a state fits."""
-    return name.replace("_orig_mod.", "")
+def check_kinds(model: nn.Module, exclude: Sequence[str]) -> None:
+    """Refuse parameters that have no shape yet; warn of those that cannot be protected."""
+    left = list(not_left_out(model, exclude))
+    for name, parameter in left:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise AlassoError(f"{name} has no shape yet: send a batch through the model first")
+    if complex_ones := [name for name, parameter in left if parameter.is_complex()]:
+        warn(f"complex weights are not protected: {some_of(complex_ones)}")

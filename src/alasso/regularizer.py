@@ -1,32 +1,25 @@
-"""The shell around the maths: attaches to optimizers, consolidates, saves and loads."""
+"""What all methods share: attach to optimizers, consolidate at the end of a task, save and load."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from difflib import get_close_matches
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
-from alasso._distributed import local, total_of
-from alasso._exchange import Exchange
-from alasso._frames import users_stacklevel
-from alasso._parameter_states import KeepsStates
-from alasso._parameters import named_weights, some_of
-from alasso._sightings import begins_with
-from alasso._soundness import check_importance
+from alasso._distributed import agreed, as_sharded, local, total_of
+from alasso._parameters import ProtectedParameters, begins_with, some_of, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, from_saved, to_save
-from alasso._step_hooks import attached, base_optimizer
-from alasso._unseen import count_unseen_steps, warn_of_untrained
-from alasso._wording import count_of
-from alasso.errors import AlassoError
+from alasso._step_hooks import StepHooks, base_optimizer
+from alasso.errors import AlassoError, DivergedError, warn
 from alasso.importance._objectives import Loss
-from alasso.methods.base import Surrogate
-from alasso.optim import _compile as kernels
+from alasso.methods.base import Surrogate, check_choice, check_non_negative
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,78 +27,118 @@ if TYPE_CHECKING:
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
 Measure = Literal["fisher", "mas"]
+T = TypeVar("T")
 
 
-class Regularizer(KeepsStates):
-    """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS.
+class Setting(Generic[T]):
+    """A setting of the surrogate as an attribute of its regularizer: ``reg.c = 3.0`` holds from the next step on."""
 
-    ``exclude`` holds shell-style patterns of parameter names that are left alone (``"head.*"``); so is a tied parameter
-    of which any name fits. Parameters that are frozen when they first meet the regularizer cost nothing; one that is
-    unfrozen later is picked up at its first step.
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, reg: Regularizer, owner: type) -> T:
+        if reg is None:
+            return self  # type: ignore[unreachable]
+        value: T = getattr(reg.surrogate, self.name)
+        return value
+
+    def __set__(self, reg: Regularizer, value: T) -> None:
+        reg.surrogate = replace(reg.surrogate, **{self.name: value})  # type: ignore[type-var]
+
+
+class Regularizer:
+    """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS, IMM.
+
+    A parameter that is frozen when it first meets the regularizer costs nothing; one that is unfrozen later is picked
+    up at its first step.
+
+    Args:
+        model: The model to protect.
+        surrogate: The method's settings and maths.
+        exclude: Shell-style patterns of parameter names to leave alone (``"head.*"``). A tied parameter is left alone
+            if any of its names fits.
+
+    Attributes:
+        model: The model that is protected, without wrappers.
+        tasks: Number of tasks consolidated so far.
+        steps: Number of optimizer steps observed since the last consolidation.
+        protected: The protected parameters and their states.
     """
 
     method: ClassVar[str]
-    _to_compare = False  # weights with anchors, once a state of a task's end was loaded
+    anchors_are_weights: ClassVar[bool] = True  # whether the model ends a task at its anchors
 
-    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Iterable[str] = ()) -> None:
-        super().__init__(model, surrogate, exclude)
-        self.unseen_steps = 0  # since the last consolidation, of optimizers that were not attached
-        self.penalty_was_taken = False  # since then, to be added to a loss by hand
-        self._attachments: list[Exchange] = []
+    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: str | Iterable[str] = ()) -> None:
+        if not isinstance(model, nn.Module):
+            raise AlassoError(f"{type(self).__name__} takes the model itself, an nn.Module, not {type(model).__name__}")
+        self.tasks = 0
+        self.steps = 0
+        self.protected = ProtectedParameters(model, surrogate, exclude)
+        self.model = self.protected.model
+        self._attached: list[StepHooks] = []
+        self._penalty_was_taken = False  # since the last consolidation, to be added to a loss by hand
+        self._was_loaded = False  # a task's end, with whose anchors the weights have not been compared yet
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
-        behind, protected = count_of(self.tasks, "task"), count_of(len(self._states), "tensor")
-        return f"{type(self).__name__}({settings}), {behind} behind, {protected} protected"
+        tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
+        count = len(self.protected.states)
+        return f"{type(self).__name__}({settings}), {tasks} behind, {count} tensor{'s' * (count != 1)} protected"
 
     # -- in the training loop --------------------------------------------------------------------------------
 
-    def attach(self, optimizer: Optimizer) -> Self:
+    def attach(self, optimizer: Optimizer, compile: bool = False) -> Self:
         """Add the penalty to every step of ``optimizer`` from now on, and observe the steps.
 
         The training loop stays as it is: closures, gradient accumulation, clipping, schedulers, mixed precision. Attach
         again after the model grew or with a new optimizer; attaching the same optimizer twice changes nothing. Also a
         context manager that detaches at the end.
+
+        Args:
+            optimizer: A torch optimizer that holds parameters of the model, or a wrapper of one.
+            compile: Make the hooks' passes over memory with ``torch.compile``: faster on large models, after some
+                seconds of compiling at the first steps.
+
+        Returns:
+            The regularizer itself.
+
+        Raises:
+            AlassoError: The optimizer cannot be observed, or holds none of the protected parameters.
         """
         optimizer = base_optimizer(optimizer)
-        self.refresh()
-        if not any(True for _ in self.protected()):
+        self.protected.look(self._is_at_anchors)
+        if not any(True for _ in self.protected):
             raise AlassoError("the model has no weights to protect: all are frozen, excluded, or no real numbers")
-        if not self.holds_any_of(optimizer):
+        if not self.trains(optimizer):
             raise AlassoError(
                 "the optimizer holds none of the model's protected parameters; "
-                "build it from the parameters of the model given to " + type(self).__name__
+                f"build it from the parameters of the model given to {type(self).__name__}"
             )
-        if not self.is_attached_to(optimizer):
-            self._attachments.append(attached(self, optimizer))
-        for attachment in self._attachments:
-            attachment.note_held()
-        count_unseen_steps(self)
-        self._sightings.warn()
+        hooks = StepHooks.of(optimizer)
+        hooks.add(self, compile)
+        self._attached = [one for one in self._attached if one.is_alive and one is not hooks] + [hooks]
+        self.protected.warn_of_replaced()
         return self
 
     def detach(self) -> None:
         """Leave all optimizers as they were before :meth:`attach`; the memory of past tasks stays."""
-        for attachment in self._attachments:
-            attachment.remove()
-        self._attachments.clear()
+        for hooks in self._attached:
+            hooks.remove(self)
+        self._attached.clear()
 
     @property
     def is_attached(self) -> bool:
         """Whether there is an optimizer whose steps are observed."""
-        return bool(self._attachments)
+        return any(hooks.is_alive for hooks in self._attached)
 
-    def holds_any_of(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer trains any protected parameter."""
-        return any(self.name_of(p) is not None for group in optimizer.param_groups for p in group["params"])
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer holds any protected parameter.
 
-    def is_attached_to(self, optimizer: Optimizer) -> bool:
-        return any(attachment.optimizer is optimizer for attachment in self._attachments)
-
-    @property
-    def is_within_a_step(self) -> bool:
-        """Whether an attached optimizer has begun a step and not ended it."""
-        return any(attachment.is_open for attachment in self._attachments)
+        Args:
+            optimizer: A torch optimizer.
+        """
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        return any(self.protected.name_of(p) is not None for p in held)
 
     def __enter__(self) -> Self:
         return self
@@ -115,55 +148,104 @@ class Regularizer(KeepsStates):
     ) -> None:
         self.detach()
 
-    def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
-        """End of a task: take the weights as they are as the new anchor, and the path to them as their importance.
+    @property
+    def _is_at_anchors(self) -> bool:
+        """Whether the model's weights are the anchors, as far as is known."""
+        return self.anchors_are_weights and self.tasks > 0 and self.steps == 0
 
-        No data is needed; a loader is taken and not used, so that one loop can serve all methods.
-        """
-        if self.surrogate.observes_path and self.steps == 0:
-            since = " since the last one" if self.tasks else ""
-            raise AlassoError(f"consolidate() has seen no optimizer step{since}; {self._who_stepped()}")
-        if self.surrogate.observes_path and self.unseen_steps >= self.steps:
-            warnings.warn(
-                f"consolidate() has seen only {self.steps} of {self.steps + self.unseen_steps} optimizer steps since "
-                "the last one, and takes importance from those alone; attach() every optimizer that trains the model",
-                stacklevel=users_stacklevel(),
-            )
-        self._look_again()
-        self._consolidate({})
+    def look(self) -> None:
+        """Look at the model again, and warn of parameters that took the places of others."""
+        self.protected.look(self._is_at_anchors)
+        self.protected.warn_of_replaced()
 
-    def _who_stepped(self) -> str:
-        """Where no step was seen: what to do about it."""
-        if self.unseen_steps:
-            made = "1 was" if self.unseen_steps == 1 else f"{self.unseen_steps} were"
-            return f"{made} made by an optimizer that is not attached: attach() it before training"
-        what_to_do = "train with the optimizer that is attached" if self._attachments else "call attach(optimizer)"
-        return f"{what_to_do} before it (a copied optimizer loses its hooks)"
+    @torch.no_grad()
+    def before_first_step(self) -> None:
+        """Begin a task: before the first one of all, the path begins at the weights as they are now."""
+        if self.tasks == 0:
+            self.protected.reset()
+        elif self._was_loaded:
+            self._was_loaded = False
+            self._compare_with_anchors()
 
-    def _look_again(self) -> None:
-        """At the end of a task; parameters that came into the model meanwhile and are not trained are said."""
-        added = {name for name, _ in named_weights(self.model, self.exclude) if name not in self._sightings}
-        self.refresh()
-        warn_of_untrained(self, self._attachments, added)
-        for attachment in self._attachments:
-            attachment.note_held()
+    # -- the end of a task -----------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
-    @torch.no_grad()
-    def _consolidate(self, importance: Mapping[str, Tensor]) -> None:
-        self.refresh()
-        # All of the new state is worked out and checked before any of the old one is given up.
+    def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
+        """End a task: take the weights as they are as the new anchor, and the task's importance with them.
+
+        Args:
+            loader: The task's data, for methods that measure importance on it (EWC, MAS): any iterable of (x, y).
+                ALASSO and SI need none; they leave it alone, so that one loop serves all methods.
+            head: Maps the model's output to the task's logits, for example to keep the task's own classes.
+
+        Raises:
+            AlassoError: No step was observed, data is missing, or nothing was learned.
+            DivergedError: Importance is not finite; what was protected before is kept.
+        """
+        self._check_was_trained()
+        protected = self.protected
+        protected.look(self._is_at_anchors)
+        with torch.enable_grad():
+            measured = self.measure(loader, head)
         new_states = {}
-        for name, parameter in self.protected():
-            state, theta = self.state_of(name, parameter), self._theta(parameter)
-            new_states[name] = self.surrogate.consolidate(state, theta, importance.get(name))
-        check_importance({name: state.omega for name, state in new_states.items()}, (p for _, p in self.protected()))
-        self._states.update(new_states)
-        self._forget_passes()
+        with torch.no_grad():
+            parameters = dict(protected)
+            for name, parameter in parameters.items():
+                state, theta = protected.states[name], weights_of(parameter)
+                new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
+        # Nothing is given up before all that is new has been checked.
+        self._check_importance(measured or {name: state.omega for name, state in new_states.items()}, parameters)
+        protected.end_task(new_states)
         self.tasks += 1
-        self._sightings.all_is_well()  # what parameters hold now is what the past holds, too
-        self.steps = self.unseen_steps = 0
-        self.penalty_was_taken = False
+        self.steps = 0
+        self._penalty_was_taken = self._was_loaded = False
+
+    def measure(self, loader: Loader | None, head: Head | None) -> dict[str, Tensor]:
+        """Return what a method measures on data at the end of a task, by parameter name; a path method nothing.
+
+        Args:
+            loader: What :meth:`consolidate` was given.
+            head: What :meth:`consolidate` was given.
+        """
+        return {}
+
+    def _check_was_trained(self) -> None:
+        if self.protected.surrogate.observes_path and self.steps == 0:
+            since = " since the last one" if self.tasks else ""
+            what_to_do = "train with the optimizer that is attached" if self._attached else "call attach(optimizer)"
+            raise AlassoError(
+                f"consolidate() has seen no optimizer step{since}; {what_to_do} before it "
+                "(a copied optimizer loses its hooks)"
+            )
+        if self.tasks and not (self.steps or self.is_attached or self._penalty_was_taken):
+            warn(
+                f"{type(self).__name__} is attached to no optimizer, and penalty() was part of no loss: nothing "
+                "protected the past during this task; call attach(optimizer) before training"
+            )
+
+    def _check_importance(self, importance: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+        """Refuse, on all ranks alike, importance that is not finite or that is nowhere."""
+        flags = [0]  # whether any importance is not zero; then by tensor, whether it is not finite
+        for omega in importance.values():
+            flags[0] |= int(bool(omega.any()))
+            flags.append(int(not bool(torch.isfinite(omega).all())))
+        # A rank sees its own shards alone, but either all ranks go on or none does.
+        any_importance, *odd = agreed(flags, parameters.values())
+        for name, is_odd in zip(importance, odd, strict=True):
+            if is_odd:
+                raise DivergedError(
+                    f"importance of {name} is NaN or infinite: the training diverged (are the inputs finite? a smaller "
+                    "learning rate, c or lam helps, and a larger xi), or a setting lets it overflow; what was "
+                    "protected before is kept, but to go on, load model, optimizer and regularizer as they were before "
+                    "this task"
+                )
+        if not any_importance:
+            raise AlassoError(
+                "importance is zero for every weight: nothing was learned that could be protected "
+                "(did the weights move, and did gradients reach them?)"
+            )
+
+    # -- what a user may do beside the loop --------------------------------------------------------------------
 
     def warm_start(
         self,
@@ -177,48 +259,84 @@ class Regularizer(KeepsStates):
     ) -> None:
         """Protect weights that were trained before the regularizer came, such as those of a pretrained model.
 
-        A path method has seen nothing of that training, so Ω is measured on ``loader`` at the weights as they are: the
-        diagonal "fisher" information, or the outputs' sensitivity, "mas", which needs no labels. It should hold some
-        hundred samples of what the model must not lose. ALASSO treats both sides of these weights as unobserved. Call
-        it before training; it counts as one task.
+        A path method has seen nothing of that training, so Ω is measured at the weights as they are. ALASSO treats both
+        sides of these weights as unobserved. Call it before training; it counts as one task.
 
-        ``labels``, ``head`` and ``loss`` are those of :func:`alasso.importance.fisher`. ``scale`` multiplies what was
-        measured: with 0.5, Ω·d² is the Fisher's own estimate of how much the old loss rises.
+        Args:
+            loader: Some hundred samples of what the model must not lose.
+            importance: The diagonal "fisher" information, or the outputs' sensitivity, "mas", which needs no labels.
+            labels: Whose log-likelihood the Fisher is of, as in :func:`alasso.importance.fisher`.
+            head: Maps the model's output to logits.
+            loss: A negative log-likelihood of your own, one value a sample.
+            scale: Factor of what was measured: with 0.5, Ω·d² is the Fisher's own estimate of how much the loss rises.
+
+        Raises:
+            AlassoError: Training has begun, or an argument is not what it should be.
+            DivergedError: Importance is not finite.
         """
-        if importance not in get_args(Measure):
-            raise AlassoError(f"importance must be one of {', '.join(get_args(Measure))}, not {importance!r}")
+        check_choice("importance", importance, Measure)
+        check_non_negative(scale=scale)
+        if scale == 0:
+            raise AlassoError("scale must be a positive number, not 0")
         if self.tasks > 0 or self.steps > 0:
             raise AlassoError("warm_start() is for weights from before the first task; call it before training")
-        if not scale > 0:
-            raise AlassoError(f"scale must be a positive number, not {scale}")
-        self.refresh()
-        parameters = dict(self.protected())
+        self.protected.look()
+        parameters = dict(self.protected)
         with torch.inference_mode(False), torch.enable_grad():
             if importance == "fisher":
                 options: dict[str, Any] = {"labels": labels, "loss": loss}
                 measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
             else:
                 measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
-        check_importance(measured, (p for _, p in self.protected()))
+        self._check_importance(measured, parameters)
         with torch.inference_mode(False), torch.no_grad():
+            new_states = {}
             for name, parameter in parameters.items():
-                theta = self._theta(parameter)
-                self.adopt(name, self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype)))
+                theta = weights_of(parameter)
+                new_states[name] = self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype))
+            self.protected.put_all(new_states)
         self.tasks = 1
 
+    def forget(self, parameter: nn.Parameter) -> None:
+        """Let one parameter begin anew: it no longer matters to what was learned.
+
+        Args:
+            parameter: One of the model's; it may have just taken the place of another, of any shape.
+
+        Raises:
+            AlassoError: It is not one of the model's protected parameters.
+        """
+        self.protected.forget(parameter)
+
+    @torch.no_grad()
+    def shift_anchor(self, parameter: nn.Parameter, by: Tensor) -> None:
+        """Move a parameter's anchor along with its origin, after θ → θ + ``by`` that changes nothing.
+
+        Args:
+            parameter: One of the model's protected parameters.
+            by: The shift, of the parameter's shape.
+
+        Raises:
+            AlassoError: It is not one of the model's protected parameters.
+        """
+        name = self.protected.name_of(parameter)
+        if name is None:
+            raise AlassoError("this parameter is not protected; pass one of the regularizer's own model")
+        state = self.protected.state_of(name, parameter)
+        self.protected.put(name, state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype)))
+
     def penalty(self) -> Tensor:
-        """What the surrogate of the past adds to the loss at the model's present weights; differentiable.
+        """Return what the surrogate of the past adds to the loss at the model's present weights; differentiable.
 
         With sharded parameters it is the sum over all shards: call it on all ranks.
         """
-        self.penalty_was_taken |= torch.is_grad_enabled()
-        if any(self.name_of(parameter) is None for _, parameter in named_weights(self.model, self.exclude)):
-            self.look_again()  # a head that grew, or was replaced, since
-        terms = [
-            (self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state), parameter)
-            for name, parameter in self.protected()
-            for state in (self.state_of(name, parameter),)
-        ]
+        self._penalty_was_taken |= torch.is_grad_enabled()
+        if any(self.protected.name_of(parameter) is None for parameter in self.protected.named().values()):
+            self.look()  # a head has grown, or was replaced, since
+        terms = []
+        for name, parameter in self.protected:
+            state = self.protected.state_of(name, parameter)
+            terms.append((self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state), parameter))
         total = total_of(terms) if terms else torch.zeros(())
         if self.is_attached and total.requires_grad:
             total.register_hook(self._warn_that_it_counts_twice)
@@ -226,85 +344,125 @@ class Regularizer(KeepsStates):
 
     def _warn_that_it_counts_twice(self, gradient: Tensor) -> None:
         if self.is_attached:
-            warnings.warn(
+            warn(
                 "penalty() is part of a loss, and attach() adds it at every step, too: the past counts twice; leave it "
-                "out of the loss, or detach()",
-                stacklevel=users_stacklevel(),
+                "out of the loss, or detach()"
             )
+
+    def importance(self) -> dict[str, Tensor]:
+        """Return {parameter name: Ω}, never negative; sharded as the parameters are."""
+        return self._field("omega")
+
+    def anchor(self) -> dict[str, Tensor]:
+        """Return {parameter name: θ̂}, the weights that the penalty pulls to; sharded as the parameters are."""
+        return self._field("anchor")
+
+    def _field(self, field: str) -> dict[str, Tensor]:
+        parameters, states = dict(self.protected), self.protected.states
+        return {name: as_sharded(getattr(state, field), parameters.get(name)) for name, state in states.items()}
+
+    # -- settings --------------------------------------------------------------------------------------------
+
+    @property
+    def surrogate(self) -> Surrogate[Any]:
+        """The method's settings and maths; a new one holds from the next step on."""
+        return self.protected.surrogate
+
+    @surrogate.setter
+    def surrogate(self, surrogate: Surrogate[Any]) -> None:
+        self.protected.surrogate = surrogate
+        self.protected.version += 1
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by name."""
+        return asdict(self.surrogate)  # type: ignore[call-overload,no-any-return]
+
+    def load_settings(self, saved: Mapping[str, Any]) -> None:
+        """Take over settings as :meth:`settings` returned them; none of them if one is out of its range.
+
+        Args:
+            saved: The settings by name.
+        """
+        self.surrogate = replace(self.surrogate, **saved)  # type: ignore[type-var]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name) and self.__dict__:
+            self._check_spelling(name)
+        super().__setattr__(name, value)
+
+    def _check_spelling(self, name: str) -> None:
+        """Refuse a new attribute that was to be a setting: ``reg.Xi``, ``reg.epsilon_prim``."""
+        known = vars(self.protected.surrogate) if "protected" in self.__dict__ else {}
+        if meant := get_close_matches(name.lower(), known, 1, 0.85):
+            raise AlassoError(f"{type(self).__name__} has no setting {name!r}; did you mean {meant[0]}?")
 
     # -- saving ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to remember, also in the middle of a task; tensors, numbers and strings only.
+        """Return all there is to remember, also in the middle of a task; tensors, numbers and strings only.
 
         Of sharded parameters, each rank's dictionary holds its own shards as distributed tensors, ready for
-        `torch.distributed.checkpoint`: call it on all ranks.
+        ``torch.distributed.checkpoint``: call it on all ranks.
         """
-        parameters = dict(self.protected())
-        in_model = {name for name, _ in named_weights(self.model, self.exclude)}  # and not of layers that are gone
+        parameters, in_model = dict(self.protected), self.protected.named()
         return {
             "version": STATE_VERSION,
             "method": self.method,
             "settings": self.settings(),
             "tasks": self.tasks,
             "steps": self.steps,
-            "unseen_steps": self.unseen_steps,
             "parameters": {
                 name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
-                for name, state in self._states.items()
-                if name in in_model
+                for name, state in self.protected.states.items()
+                if name in in_model  # and not of a layer that is gone
             },
         }
 
+    @torch.inference_mode(False)
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over a saved state, settings included (as optimizers do). Refused whole if anything does not fit."""
-        check_form(saved)
-        self.refresh()
-        named = dict(named_weights(self.model, self.exclude))  # frozen ones, too: their past may be from before that
-        parameters = dict(self.protected()) | {name: named[name] for name in saved["parameters"] if name in named}
-        check_saved(saved, self.method, self.surrogate, self.settings(), parameters)
-        self.take_settings(saved["settings"])
-        with torch.inference_mode(False):
-            self._states = {
-                name: self.surrogate.State(
-                    **{field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
-                )
-                for name, tensors in saved["parameters"].items()
-            }
-        self.tasks, self.steps = saved["tasks"], saved["steps"]
-        self.unseen_steps = saved.get("unseen_steps", 0)
-        self._to_compare = self.anchors_are_weights and self.tasks > 0 and self.steps == 0
-        self.refresh()
+        """Take over a saved state, settings included (as optimizers do).
 
-    def compare_weights(self) -> None:
-        """Before the first step after a state of a task's end was loaded: the model should be where that task ended."""
-        if not self._to_compare:
-            return
-        self._to_compare = False
-        known = [(name, local(parameter), self.state_of(name, parameter)) for name, parameter in self.protected()]
-        if any(kernels.is_being_recorded(theta.device) for _, theta, _ in known):
-            return
+        Args:
+            saved: What :meth:`state_dict` returned.
+
+        Raises:
+            AlassoError: Anything does not fit; then nothing has changed.
+        """
+        check_form(saved)
+        self.protected.look(self._is_at_anchors)
+        named = self.protected.named()  # frozen ones, too: their past may be from before that
+        parameters = dict(self.protected) | {name: named[name] for name in saved["parameters"] if name in named}
+        kept = frozenset(self.surrogate.State._fields)  # type: ignore[attr-defined]
+        needed = {field.name for field in fields(self.surrogate)}  # type: ignore[arg-type]
+        check_saved(saved, self.method, kept, (needed, self.settings().keys()), parameters)
+        self.load_settings(saved["settings"])
+        self.protected.states.clear()
+        for name, tensors in saved["parameters"].items():
+            own = {field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
+            self.protected.put(name, self.surrogate.State(**own))
+        self.tasks, self.steps = saved["tasks"], saved["steps"]
+        self._was_loaded = self._is_at_anchors
+        self.protected.look(self._is_at_anchors)
+
+    def _compare_with_anchors(self) -> None:
+        """Warn where the model is not where the task ended whose state was loaded."""
+        known = [(name, local(p), self.protected.state_of(name, p)) for name, p in self.protected]
         matter = {name: begins_with(theta, state.anchor) for name, theta, state in known if state.omega.any()}
         if strayed := [name for name, holds in matter.items() if not holds]:
-            some = len(strayed) < len(matter)
-            which = f"{some_of(strayed)} do not hold" if some else "no tensor of the model holds"
-            warnings.warn(
+            which = f"{some_of(strayed)} do not hold" if len(strayed) < len(matter) else "no tensor of the model holds"
+            warn(
                 f"{which} the weights that the loaded past ended with, to which it pulls them from now on; load the "
                 "model's own weights, too: they are not part of the regularizer's state. What is to begin anew goes to "
-                "forget()",
-                stacklevel=users_stacklevel(),
+                "forget()"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without attachments: the hooks on optimizers are not copied, nor are they put into files."""
-        return {**super().__getstate__(), "_attachments": []}
+        """Copy without hooks on optimizers: attach a copy again."""
+        return {**self.__dict__, "_attached": []}
 
-    # -- what hangs on the states ----------------------------------------------------------------------------
 
-    def _forget_passes(self) -> None:
-        for attachment in self._attachments:
-            attachment.forget()
-
-    def reanchor(self) -> None:
-        self.unseen_steps = 0
-        super().reanchor()
+def require_loader(loader: Loader | None, method: str) -> Loader:
+    """Return the data that a method measures importance on, which it cannot do without."""
+    if loader is None:
+        raise AlassoError(f"{method} measures importance on data; pass consolidate() the task's loader")
+    return loader

@@ -43,7 +43,7 @@ class Method:
         learner: ``"module:class"`` of the learner that trains with it.
         library: ``"module:callable"`` whose arguments are the method's settings.
         fixed: Arguments of ``library`` that are not settings, with their values; None for those left as they are.
-        own: Settings that ``library`` does not have, or for which the laboratory has another default.
+        own: Settings that ``library`` does not have.
         own_choices: Allowed words of those of them that are words.
         search: Values of settings that ``alasso search`` tries.
         preset: Fields of a run that this method changes.
@@ -104,14 +104,6 @@ class Benchmark:
     examples: tuple[int, int] | None = None
 
     @property
-    def nested(self) -> bool:
-        """Whether a run of fewer tasks is the beginning of one of more, bit for bit.
-
-        Not so where classes are split: the head, and so the initial weights, depend on how many tasks there are.
-        """
-        return self.kind == "permuted"
-
-    @property
     def takes(self) -> tuple[str, ...]:
         """Which of the fields that only some benchmarks use are for this one."""
         if self.kind == "split":
@@ -134,7 +126,6 @@ GREY, INK, SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#
 
 _REGULARIZED = "alasso.bench.learners.base:Regularized"
 _MERGED = "alasso.bench.learners.base:Merged"
-_ALASSO_OWN = {"unmoved": "moved_right"}
 _IMM_FIXED = {"count_unmoved": False}
 _IMM_OWN = {"transfer": "l2", "drop": 0.5, "last_weight": 0.0}  # last_weight 0: all tasks count the same
 _IMM_SEARCH = {"transfer": ("l2", "drop"), "lam": (1e-4, 1e-2)}
@@ -150,7 +141,6 @@ METHODS: dict[str, Method] = {
         Look(*BLUE, "o"),
         _REGULARIZED,
         "alasso:ALASSO",
-        own=_ALASSO_OWN,
         search={"c": (0.3, 1.0, 3.0), "xi": (0.003, 0.01, 0.03, 0.1)},
     ),
     "alasso-memory": Method(
@@ -159,7 +149,6 @@ METHODS: dict[str, Method] = {
         Look(*BLUE, "*", (5, 2)),
         _REGULARIZED,
         "alasso:ALASSO",
-        own=_ALASSO_OWN,
         preset={"memory": 200},
     ),
     "si": Method(
@@ -245,14 +234,14 @@ METHODS: dict[str, Method] = {
         "upper bound: a fresh network for each task",
         "single-task",
         Look(*INK, "", (6, 3)),
-        "alasso.bench.learners.upper_bounds:SingleTask",
+        "alasso.bench.learners.base:SingleTask",
         takes_memory=False,
     ),
     "multi-task": Method(
         "upper bound: batches mixed from all tasks so far",
         "multi-task",
         Look(*SOOT, "", (1.5, 2)),
-        "alasso.bench.learners.upper_bounds:MultiTask",
+        "alasso.bench.learners.base:MultiTask",
         takes_memory=False,
     ),
 }
@@ -342,10 +331,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         (),
         {
             **_ADAM,
-            "tasks": None,
+            "tasks": None,  # as many as the classes give
             "epochs": 20,
             "batch_size": 64,
-            "model": "cifar-cnn",  # as many as the classes give
+            "model": "cifar-cnn",
             "classes_per_task": 2,
             "image_size": 32,
         },

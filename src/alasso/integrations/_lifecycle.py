@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from alasso._step_hooks import base_optimizer
 from alasso.errors import AlassoError
-from alasso.methods._classes import IMM
+from alasso.methods.imm import IMM
 from alasso.regularizer import Head, Loader, Regularizer
 
 EndOfTask = Literal["fit", "manual"]
@@ -70,8 +70,8 @@ class TaskKeeper:
         if isinstance(regularizer, IMM) and regularizer.steps == 0:
             regularizer.begin_task()
         optimizers = list(optimizers)
-        regularizer.refresh()
-        holding = [optimizer for optimizer in optimizers if regularizer.holds_any_of(base_optimizer(optimizer))]
+        regularizer.look()
+        holding = [optimizer for optimizer in optimizers if regularizer.trains(base_optimizer(optimizer))]
         for optimizer in holding or optimizers:  # where none does, attach() says so
             regularizer.attach(optimizer)
 

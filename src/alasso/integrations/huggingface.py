@@ -133,7 +133,7 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
 
 def fingerprint(regularizer: Regularizer) -> str:
     """Differs where a protected weight differs in any bit; the same on every rank and device."""
-    return " ".join(f"{sum_of_bits(full(parameter.detach())):x}" for _, parameter in regularizer.protected())
+    return " ".join(f"{sum_of_bits(full(parameter.detach())):x}" for _, parameter in regularizer.protected)
 
 
 def sum_of_bits(tensor: Tensor) -> int:

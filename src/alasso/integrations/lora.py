@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from alasso.errors import AlassoError
-from alasso.methods._classes import IMM
+from alasso.methods.imm import IMM
 from alasso.regularizer import Regularizer
 
 try:
@@ -43,7 +43,7 @@ def merge_adapters(regularizer: Regularizer) -> None:
     for layer, _, restarts, stays in pairs:  # all is checked before anything is changed
         if not layer.get_base_layer().weight.is_floating_point():
             raise AlassoError("the base weights are quantised and cannot take an adapter in; keep the adapters apart")
-        if any(regularizer.name_of(factor) is None for factor in (restarts, stays)):
+        if any(regularizer.protected.name_of(factor) is None for factor in (restarts, stays)):
             raise AlassoError(
                 "an adapter is excluded or frozen, so the regularizer has no memory of it to keep fitting"
             )

@@ -1,1 +1,1 @@
-"""The maths: one file a method, plain tensors in and out, the paper's letters, one function an equation."""
+"""The methods: one file each, with its equations, its state and its public class."""

@@ -26,15 +26,17 @@ Two things are not in the paper's text but in the experiment its authors publish
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.base import Surrogate, check_non_negative, two_sided_spring
+from alasso.methods.base import Surrogate, check_choice, check_non_negative, two_sided_spring
 from alasso.methods.si import accumulated_omega, ratio_or
+from alasso.regularizer import Regularizer, Setting
 
 OmegaRule = Literal["accurate", "si"]
 Unmoved = Literal["unobserved", "moved_right", "sign_of_omega"]
@@ -54,24 +56,18 @@ class AlassoState(NamedTuple):
 
 @dataclass(frozen=True)
 class AlassoSurrogate(Surrogate[AlassoState]):
-    """ALASSO's settings in the paper's letters; a′, c′, ε′ are the decoupled ones of Eq. 12.
+    """ALASSO's settings and functions; :class:`ALASSO` explains the settings."""
 
-    ``omega_rule="si"`` puts SI's Eq. 3 in place of Eq. 7 (the paper's ablation "asymmetric only"); Eq. 3 carries Ω over
-    by itself, so ``monotone`` speaks of Eq. 7 alone. ``unmoved`` says which side of a weight that stood still counts as
-    observed: neither, as Eq. 5 has it, or the left one, as in the authors' experiment; "sign_of_omega" is the same with
-    the side lost where Ω = 0, as in their program.
-    """
-
-    a: float | Tensor = 1.8
-    c: float | Tensor = 1.0
-    a_prime: float | Tensor = 1.0
-    c_prime: float | Tensor = 1.0
-    epsilon: float | Tensor = 1e-6
-    epsilon_prime: float | Tensor = 0.0
-    xi: float | Tensor = 0.1
+    a: float = 1.8
+    c: float = 1.0
+    a_prime: float = 1.0
+    c_prime: float = 1.0
+    epsilon: float = 1e-6
+    epsilon_prime: float = 0.0
+    xi: float = 0.1
     monotone: bool = True
     omega_rule: OmegaRule = "accurate"
-    unmoved: Unmoved = "unobserved"
+    unmoved: Unmoved = "moved_right"
 
     State: ClassVar[type] = AlassoState
     observes_path: ClassVar[bool] = True
@@ -88,9 +84,8 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         )
         if not isinstance(self.monotone, bool):
             raise AlassoError(f"monotone must be True or False, not {self.monotone!r}")
-        for name, allowed in (("omega_rule", get_args(OmegaRule)), ("unmoved", get_args(Unmoved))):
-            if getattr(self, name) not in allowed:
-                raise AlassoError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        check_choice("omega_rule", self.omega_rule, OmegaRule)
+        check_choice("unmoved", self.unmoved, Unmoved)
 
     def init(self, theta: Tensor) -> AlassoState:
         zero = torch.zeros_like(theta)
@@ -98,15 +93,9 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         return AlassoState(anchor=theta.clone(), omega=zero, path=zero.clone(), side=side)
 
     def stiffness(self, s: AlassoState) -> tuple[Tensor, Tensor]:
-        """c · (Eq. 5's factor of d²), the surrogate's share of the total loss, Eq. 6."""
+        """Return c · (Eq. 5's factor of d²), the surrogate's share of the total loss, Eq. 6."""
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a, self.epsilon)
         return self.c * k_minus, self.c * k_plus
-
-    def observed_spring(self, s: AlassoState) -> tuple[Tensor, Tensor]:
-        return self.c * s.omega, s.side
-
-    def overestimate(self) -> tuple[float | Tensor, float | Tensor]:
-        return self.a, self.c * self.epsilon
 
     def consolidate(self, s: AlassoState, theta: Tensor, importance: Tensor | None = None) -> AlassoState:
         moved = theta - s.anchor
@@ -123,27 +112,25 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         )
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> AlassoState:
-        """No path led here, so neither side has been observed: Eq. 5 overestimates both."""
+        """Return Eq. 5 with both sides overestimated: no path led here, so neither has been observed."""
         side = torch.zeros_like(theta, dtype=torch.int8)
         return self.init(theta)._replace(omega=importance.clone(), side=side)
 
     def past_omega(self, s: AlassoState, moved: Tensor) -> Tensor:
-        """ω of the past, Eqs. 11 and 12: −c′·L_s(θ̂ⁿ, a′)."""
+        """Return ω of the past, Eqs. 11 and 12: −c′·L_s(θ̂ⁿ, a′)."""
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a_prime, self.epsilon_prime)
         return -self.c_prime * two_sided_spring(moved, k_minus, k_plus)
 
 
-def asymmetric_factors(
-    Omega: Tensor, side: Tensor, a: float | Tensor, epsilon: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """The factor of d² in Eq. 5, left and right of the anchor: Ω where observed, aΩ + ε where not, 0 without a past."""
+def asymmetric_factors(Omega: Tensor, side: Tensor, a: float, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return Eq. 5's factors of d², left and right of the anchor: Ω if observed, aΩ + ε if not, 0 without a past."""
     side = side.to(Omega.dtype)  # compiled for a CPU, comparing bytes is three times slower than all the rest
     overestimated = (a * Omega + epsilon) * (side != NO_PAST)
     return torch.where(side == -1, Omega, overestimated), torch.where(side == 1, Omega, overestimated)
 
 
 def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
-    """Sign of θ̂ⁿ⁻¹ − θ̂ⁿ, the second factor of Eq. 4: the observed side is where the weight came from."""
+    """Return the sign of θ̂ⁿ⁻¹ − θ̂ⁿ, the second factor of Eq. 4: the observed side is where the weight came from."""
     side = -torch.sign(moved).to(torch.int8)
     if unmoved != "unobserved":
         # Deviation from Eq. 5 in the authors' experiment: a weight that stood still counts as moved right.
@@ -156,10 +143,122 @@ def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
 
 
 def accurate_omega(
-    Omega: Tensor, omega_new: Tensor, omega_past: Tensor, moved: Tensor, xi: float | Tensor, monotone: bool
+    Omega: Tensor, omega_new: Tensor, omega_past: Tensor, moved: Tensor, xi: float, monotone: bool
 ) -> Tensor:
-    """Eq. 7. A weight that stood still says nothing new about the loss: it keeps its Ω, whatever ξ is."""
+    """Return Ω by Eq. 7. A weight that stood still says nothing new about the loss: it keeps its Ω, whatever ξ is."""
     idle = (moved == 0) & (omega_new == 0)
     Omega_new = torch.where(idle, Omega, ratio_or(omega_new + omega_past, moved.square() + xi, Omega))
     # Not in the paper: the authors' experiment never lets Ω fall. The paper only asks for Ω ≥ 0.
     return torch.maximum(Omega_new, Omega) if monotone else Omega_new.clamp(min=0)
+
+
+class ALASSO(Regularizer):
+    """Asymmetric loss approximation with single-side overestimation (Park et al., ICCV 2019).
+
+    The defaults are the constants of the authors' permuted-MNIST experiment; the names are the paper's letters.
+
+    Args:
+        model: The model to protect.
+        a: How much the side that training never saw is overestimated, Eq. 5.
+        c: Weight of the past against the present, Eq. 6.
+        a_prime: The decoupled a of Eq. 12. Set it to ``a`` for no decoupling.
+        c_prime: The decoupled c of Eq. 12. Set it to ``c`` for no decoupling.
+        epsilon: What the unseen side costs at least, Eq. 5.
+        epsilon_prime: The decoupled ε of Eq. 12. Set it to ``epsilon`` for no decoupling.
+        xi: Added to the squared distance in Eq. 7's denominator; small convolutional networks want 1e-3.
+        monotone: Ω by Eq. 7 never falls. Not in the paper's text, but its published numbers need it.
+        omega_rule: "accurate" is Eq. 7; "si" is SI's Eq. 3, which carries Ω over by itself.
+        unmoved: What counts as observed of a weight that stood still. "moved_right": the left side, as in the authors'
+            experiment. "unobserved": neither, as Eq. 5 has it. "sign_of_omega": as in the authors' program, which is
+            "moved_right" with the side lost where Ω = 0.
+        exclude: Shell-style patterns of parameter names to leave alone.
+
+    Raises:
+        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+
+    >>> model = nn.Linear(4, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> reg = ALASSO(model, a=1.8, c=1.0).attach(optimizer)
+    >>> for _ in range(3):                                      # task 1, in your own loop
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     _ = optimizer.step()
+    >>> reg.consolidate()
+    >>> reg.penalty().item()                                    # at the anchor, nothing to pay
+    0.0
+    """
+
+    method = "ALASSO"
+    a = Setting[float]()
+    c = Setting[float]()
+    a_prime = Setting[float]()
+    c_prime = Setting[float]()
+    epsilon = Setting[float]()
+    epsilon_prime = Setting[float]()
+    xi = Setting[float]()
+    monotone = Setting[bool]()
+    omega_rule = Setting[OmegaRule]()
+    unmoved = Setting[Unmoved]()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        a: float = 1.8,
+        c: float = 1.0,
+        a_prime: float = 1.0,
+        c_prime: float = 1.0,
+        epsilon: float = 1e-6,
+        epsilon_prime: float = 0.0,
+        xi: float = 0.1,
+        monotone: bool = True,
+        *,
+        omega_rule: OmegaRule = "accurate",
+        unmoved: Unmoved = "moved_right",
+        exclude: str | Iterable[str] = (),
+    ) -> None:
+        surrogate = AlassoSurrogate(a, c, a_prime, c_prime, epsilon, epsilon_prime, xi, monotone, omega_rule, unmoved)
+        super().__init__(model, surrogate, exclude)
+
+    @classmethod
+    def as_the_authors_ran_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """Return the published experiment: monotone Ω, ξ = 0.1, a weight that stood still counts as moved right.
+
+        ``unmoved="sign_of_omega"`` is closer still to their program, which loses the side where Ω = 0.
+
+        Args:
+            model: The model to protect.
+            **changes: Settings that differ.
+        """
+        return cls(model, **{"xi": 0.1, "monotone": True, "unmoved": "moved_right", **changes})
+
+    @classmethod
+    def as_the_paper_states_it(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """Return Eqs. 4 to 12 to the letter: Ω may fall, no damping, one ε. This does not give the paper's numbers.
+
+        Args:
+            model: The model to protect.
+            **changes: Settings that differ.
+        """
+        epsilon = changes.get("epsilon", 1e-6)
+        letter = {"monotone": False, "xi": 0.0, "epsilon_prime": epsilon, "unmoved": "unobserved"}
+        return cls(model, **{**letter, **changes})
+
+    @classmethod
+    def asymmetric_only(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """Return the paper's first ablation: the asymmetric surrogate, Eq. 5, on SI's Ω, Eq. 3.
+
+        Args:
+            model: The model to protect.
+            **changes: Settings that differ.
+        """
+        return cls(model, **{"omega_rule": "si", **changes})
+
+    @classmethod
+    def accurate_only(cls, model: nn.Module, **changes: Any) -> ALASSO:
+        """Return the paper's second ablation: the accurate Ω, Eq. 7, in a symmetric surrogate.
+
+        Args:
+            model: The model to protect.
+            **changes: Settings that differ.
+        """
+        return cls(model, **{"a": 1.0, "epsilon": 0.0, **changes})

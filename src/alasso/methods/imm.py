@@ -26,13 +26,18 @@ import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from alasso.errors import AlassoError
-from alasso.methods.base import Surrogate, check_non_negative, require_importance
+from alasso._distributed import local
+from alasso._parameters import weights_of
+from alasso.errors import AlassoError, DivergedError
+from alasso.importance._objectives import Loss
+from alasso.methods.base import Surrogate, check_choice, check_non_negative, require_importance
+from alasso.methods.ewc import FisherRegularizer, Labels
+from alasso.regularizer import Head, Loader, Setting
 
 Merge = Literal["mean", "mode"]
 Transfer = Literal["weight", "l2", "drop", "l2-drop"]
@@ -50,18 +55,11 @@ class IMMState(NamedTuple):
 
 @dataclass(frozen=True)
 class IMMSurrogate(Surrogate[IMMState]):
-    """How tasks are merged, and what holds them together while they are trained.
-
-    ``merge``  "mean" or "mode"; the latter needs the Fisher information as importance
-    ``transfer``  "weight", "l2", "drop" or "l2-drop"; only those with l2 add a penalty, ``lam`` is its λ
-    ``last_weight``  share w of the newest task, merged_k = (1 − w)·merged_{k−1} + w·θ_k; None: all tasks count the same
-    ``start``  the next task begins, and L2-transfer pulls, at the "merged" weights, or at the "last" task's own
-    ``count_unmoved``  whether a weight that a task left exactly where it was is averaged in all the same
-    """
+    """IMM's settings and functions; :class:`IMM` explains the settings."""
 
     merge: Merge = "mean"
     transfer: Transfer = "weight"
-    lam: float | Tensor = 1e-4
+    lam: float = 1e-4
     last_weight: float | None = None
     start: Start = "merged"
     count_unmoved: bool = False
@@ -70,9 +68,9 @@ class IMMSurrogate(Surrogate[IMMState]):
 
     def __post_init__(self) -> None:
         check_non_negative(lam=self.lam)
-        for name, kind in (("merge", Merge), ("transfer", Transfer), ("start", Start)):
-            if getattr(self, name) not in get_args(kind):
-                raise AlassoError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
+        check_choice("merge", self.merge, Merge)
+        check_choice("transfer", self.transfer, Transfer)
+        check_choice("start", self.start, Start)
         if self.last_weight is not None and not 0 < self.last_weight < 1:
             raise AlassoError(f"last_weight must lie between 0 and 1, or be None, not {self.last_weight}")
 
@@ -81,7 +79,7 @@ class IMMSurrogate(Surrogate[IMMState]):
         return IMMState(anchor=theta.clone(), omega=zero, precision=zero.clone(), weighted=zero.clone())
 
     def stiffness(self, s: IMMState) -> tuple[Tensor, Tensor]:
-        """λ where L2-transfer is on and the weight has a past. The authors' first task decays towards zero instead."""
+        """Return λ where L2-transfer is on and the weight has a past; the authors decay the first task to zero."""
         k = self.lam * s.omega if "l2" in self.transfer else torch.zeros_like(s.omega)
         return k, k
 
@@ -98,12 +96,12 @@ class IMMSurrogate(Surrogate[IMMState]):
         )
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> IMMState:
-        """The first of the tasks to be merged; here even a weight that stood still has a say."""
+        """Return the first of the tasks to be merged; here even a weight that stood still has a say."""
         F = importance if self.merge == "mode" else torch.ones_like(theta)
         return IMMState(anchor=theta.clone(), omega=(F > 0).to(theta.dtype), precision=F.clone(), weighted=F * theta)
 
     def task_precision(self, s: IMMState, theta: Tensor, importance: Tensor | None) -> Tensor:
-        """F_k of the task that ended at θ: the Fisher information in the mode's case, 1 in the mean's."""
+        """Return F_k of the task that ended at θ: the Fisher information for the mode, 1 for the mean."""
         if self.merge == "mode":
             return require_importance(importance)
         # Not in the paper: a weight that stood still took no part in the task. Most of all these are the outputs of
@@ -111,12 +109,12 @@ class IMMSurrogate(Surrogate[IMMState]):
         return torch.ones_like(theta) if self.count_unmoved else (theta != s.anchor).to(theta.dtype)
 
     def merged(self, s: IMMState, theta: Tensor) -> Tensor:
-        """θ*: the weights to take after a task that ended at θ, given the state that consolidation returned."""
+        """Return θ*, the weights to take after a task that ended at θ, given the state that consolidation returned."""
         return mode_of_gaussians(s.precision, s.weighted, theta)
 
 
 def mixing_ratios(precision: Tensor, F: Tensor, last_weight: float | None) -> tuple[Tensor | float, Tensor | float]:
-    """(α of the past, α of the newcomer), up to a common factor, which cancels in θ*.
+    """Return (α of the past, α of the newcomer), up to a common factor, which cancels in θ*.
 
     The authors' α_K is applied once, after the last task, with 1 − α_K shared evenly by all before; here it is applied
     after every task, so the past fades geometrically. For two tasks the two are one.
@@ -129,30 +127,31 @@ def mixing_ratios(precision: Tensor, F: Tensor, last_weight: float | None) -> tu
 
 
 def mode_of_gaussians(precision: Tensor, weighted: Tensor, theta: Tensor) -> Tensor:
-    """Σ α_k F_k θ_k / Σ α_k F_k; where no task has any precision all weights will do, and the latest, θ, are kept."""
+    """Return Σ α_k F_k θ_k / Σ α_k F_k, and the latest weights θ where no task has any precision."""
     # The authors add 1e-8 to every F_k, which makes that case the mean but shifts all others a little, too.
     # Below the smallest normal number the ratio would be one of rounding errors.
     known = precision >= torch.finfo(precision.dtype).tiny
     return torch.where(known, weighted / torch.where(known, precision, 1.0), theta)
 
 
-def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float | Tensor) -> Tensor:
-    r"""Dropout around θ_{k−1} in place of zero; ``keep`` is the mask of nodes that stay, p the chance to be dropped.
+def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float) -> Tensor:
+    r"""Return θ with dropout around θ_{k−1} in place of zero.
 
     .. math::
 
         \hat\theta = \begin{cases} \theta_{k-1} & \text{node turned off} \\
             \frac{1}{1-p} \theta - \frac{p}{1-p} \theta_{k-1} & \text{otherwise} \end{cases}
         \qquad \mathrm E[\hat\theta] = \theta
+
+    Args:
+        theta: What the nodes put out at θ.
+        theta_prev: What they put out at θ_{k−1}.
+        keep: Mask of the nodes that stay.
+        p: The chance to be dropped.
     """
     exact = torch.promote_types(theta.dtype, torch.float32)  # in half precision, p would not be the share of ``keep``
     kept = (theta.to(exact) - p * theta_prev.to(exact)) / (1 - p)
     return torch.where(keep, kept.to(theta.dtype), theta_prev)
-
-
-def uniform_noise(like: Tensor) -> Tensor:
-    """What drop-transfer is decided by: a number from [0, 1) for each one of ``like``."""
-    return torch.rand_like(like, dtype=torch.float32)  # half precision is too coarse for a small p
 
 
 class DropTransfer:
@@ -161,10 +160,17 @@ class DropTransfer:
     The weights at the time of making are θ_{k−1}. A node is one number that a layer puts out for one example; which of
     them are dropped is drawn anew at each forward pass in training mode, and evaluation is left alone. Since a layer is
     linear in its weights, dropping node i's weight vector is dropping its pre-activation, as the authors' program does.
+    They also drop a fifth of the inputs, in the usual way, and train the first task with usual dropout: both are the
+    model's own affair.
 
-    ``exclude`` holds shell-style patterns of the names of layers to leave alone; None leaves out the last linear or
-    convolutional layer of the model, the output, as the authors do. They also drop a fifth of the inputs, in the usual
-    way, and train the first task with usual dropout: both are the model's own affair.
+    Args:
+        model: The model to train.
+        p: The chance that a node is dropped.
+        exclude: Shell-style patterns of the names of layers to leave alone. None leaves out the last linear or
+            convolutional layer of the model, the output, as the authors do.
+
+    Raises:
+        AlassoError: No layer is left, a pattern fits none, or p is not in [0, 1).
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> with DropTransfer(model, p=0.5):
@@ -175,11 +181,11 @@ class DropTransfer:
         if not 0 <= p < 1:
             raise AlassoError(f"p, the chance that a node is dropped, must lie in [0, 1), not {p}")
         self.p = p
-        self._previous = {layer: weights_of(layer) for layer in layers_to_drop(model, exclude)}
+        self._previous = {layer: _copied(layer) for layer in _layers_to_drop(model, exclude)}
         self._handles = [layer.register_forward_hook(self._drop, with_kwargs=True) for layer in self._previous]
 
     def remove(self) -> None:
-        """End of the task: the model is as it was."""
+        """End the task: the model is as it was."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -193,30 +199,20 @@ class DropTransfer:
         self.remove()
 
     def _drop(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor:
-        return with_nodes_dropped(layer, args, kwargs, h, self._previous[layer], self.p)
-
-
-def with_nodes_dropped(
-    layer: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    h: Tensor,
-    previous: tuple[Tensor, Tensor | None],
-    p: float | Tensor,
-) -> Tensor:
-    """The layer's output h, given its arguments, with nodes dropped to what they were at ``previous``, (W, b)."""
-    if not layer.training:
-        return h
-    x = next(iter((*args, *kwargs.values())))
-    return drop_transfer(h, pre_activation(layer, x, *previous), uniform_noise(h) >= p, p)
+        """Return the layer's output h with nodes dropped to what they were at θ_{k−1}."""
+        if not layer.training:
+            return h
+        x = next(iter((*args, *kwargs.values())))
+        keep = torch.rand_like(h, dtype=torch.float32) >= self.p  # half precision is too coarse for a small p
+        return drop_transfer(h, _pre_activation(layer, x, *self._previous[layer]), keep, self.p)
 
 
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def layers_to_drop(model: nn.Module, exclude: str | Iterable[str] | None) -> list[nn.Module]:
-    """All linear and convolutional layers but the excluded ones."""
+def _layers_to_drop(model: nn.Module, exclude: str | Iterable[str] | None) -> list[nn.Module]:
+    """Return all linear and convolutional layers but the excluded ones."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _LINEAR)}
     if exclude is None:
         exclude = list(layers)[-1:]
@@ -231,17 +227,109 @@ def layers_to_drop(model: nn.Module, exclude: str | Iterable[str] | None) -> lis
     return list(layers.values())
 
 
-def weights_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """A copy of (W, b) as they are now."""
+def _copied(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return a copy of (W, b) as they are now."""
     assert isinstance(layer, _LINEAR)
     bias = layer.bias
     return layer.weight.detach().clone(), None if bias is None else bias.detach().clone()
 
 
-def pre_activation(layer: nn.Module, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    """What the layer would put out if its weights were (W, b)."""
+def _pre_activation(layer: nn.Module, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    """Return what the layer would put out if its weights were (W, b)."""
     if isinstance(layer, nn.Linear):
         return nn.functional.linear(x, W, b)
     assert isinstance(layer, _Convolution)
     h: Tensor = layer._conv_forward(x, W, b)
     return h
+
+
+class IMM(FisherRegularizer):
+    """Incremental moment matching (Lee et al., 2017): after each task the model takes the merged weights of all so far.
+
+    Consolidation changes the weights: begin the next task with a new optimizer, or one whose state is reset.
+
+    Args:
+        model: The model to protect.
+        merge: "mean" averages the tasks' weights; "mode" weighs them by their Fisher information, and needs a loader.
+        transfer: "weight", "l2", "drop" or "l2-drop". Those with l2 pay λ‖θ − θ_{k−1}‖² through :meth:`attach`; train
+            those with drop within :class:`DropTransfer`.
+        lam: λ of L2-transfer.
+        last_weight: Share of the newest task in the merged weights; None: all tasks count alike.
+        start: The next task begins at the "merged" weights or, as in the paper, at the "last" task's own, which
+            :meth:`begin_task` puts back.
+        count_unmoved: Whether the mean counts a weight that a task left exactly where it was.
+        labels: Whose log-likelihood the Fisher is of, as in :class:`EWC`.
+        loss: A negative log-likelihood of your own, as in :class:`EWC`.
+        exclude: Shell-style patterns of parameter names to leave alone.
+
+    Raises:
+        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+    """
+
+    method = "IMM"
+    anchors_are_weights = False  # but the last task's own, before merging
+    merge = Setting[Merge]()
+    transfer = Setting[Transfer]()
+    lam = Setting[float]()
+    last_weight = Setting[float | None]()
+    start = Setting[Start]()
+    count_unmoved = Setting[bool]()
+    surrogate: IMMSurrogate
+
+    def __init__(
+        self,
+        model: nn.Module,
+        merge: Merge = "mean",
+        *,
+        transfer: Transfer = "weight",
+        lam: float = 1e-4,
+        last_weight: float | None = None,
+        start: Start = "merged",
+        count_unmoved: bool = False,
+        labels: Labels = "true",
+        loss: Loss | None = None,
+        exclude: str | Iterable[str] = (),
+    ) -> None:
+        surrogate = IMMSurrogate(merge, transfer, lam, last_weight, start, count_unmoved)
+        if loss is not None and merge != "mode":
+            raise AlassoError("mean-IMM measures nothing, and needs no loss: leave it out")
+        super().__init__(model, surrogate, labels, loss, exclude)
+
+    def _check_was_trained(self) -> None:
+        """Check nothing: merging needs neither a path nor a penalty."""
+
+    def measure(self, loader: Loader | None, head: Head | None) -> dict[str, Tensor]:
+        for name, parameter in self.protected:
+            if not bool(torch.isfinite(local(parameter)).all()):
+                raise DivergedError(
+                    f"{name} holds NaN or infinite weights: the training diverged (a smaller learning rate helps); "
+                    "the state before this consolidation is kept"
+                )
+        return super().measure(loader, head) if self.merge == "mode" else {}
+
+    @torch.no_grad()
+    def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
+        """End a task: merge its weights with the past's and put the result into the model.
+
+        Args:
+            loader: The task's data, for ``merge="mode"``: any iterable of (x, y).
+            head: Maps the model's output to the task's logits.
+
+        Raises:
+            AlassoError: Mode-IMM was given no loader, or nothing was learned.
+            DivergedError: Weights or importance are not finite.
+        """
+        super().consolidate(loader, head=head)
+        for name, parameter in self.protected:
+            state, theta = self.protected.state_of(name, parameter), weights_of(parameter)
+            local(parameter).copy_(self.surrogate.merged(state, theta))
+            if self.start == "merged":
+                # A parameter in half precision takes the merged weights rounded: the next task starts there.
+                self.protected.put(name, state._replace(anchor=weights_of(parameter).clone()))
+
+    @torch.no_grad()
+    def begin_task(self) -> None:
+        """Put the last task's own weights back into the model with ``start="last"``; do nothing otherwise."""
+        if self.start == "last" and self.tasks > 0:
+            for name, parameter in self.protected:
+                local(parameter).copy_(self.protected.state_of(name, parameter).anchor)

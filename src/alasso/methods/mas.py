@@ -9,20 +9,23 @@ r"""Memory aware synapses (Aljundi et al., ECCV 2018): importance without labels
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from alasso import importance
 from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance
+from alasso.regularizer import Head, Loader, Regularizer, Setting, require_loader
 
 
 @dataclass(frozen=True)
 class MASSurrogate(Surrogate[AnchorState]):
-    """Settings: λ, strength of the penalty (``lam``; λΩ is the factor of d²)."""
+    """MAS's setting and functions: λΩ is the factor of d²."""
 
-    lam: float | Tensor = 1.0
+    lam: float = 1.0
 
     State: ClassVar[type] = AnchorState
 
@@ -38,3 +41,28 @@ class MASSurrogate(Surrogate[AnchorState]):
 
     def consolidate(self, s: AnchorState, theta: Tensor, importance: Tensor | None = None) -> AnchorState:
         return AnchorState(anchor=theta.clone(), omega=s.omega + require_importance(importance))
+
+
+class MAS(Regularizer):
+    """Memory aware synapses (Aljundi et al., ECCV 2018): importance from the outputs' sensitivity, without labels.
+
+    ``consolidate(loader)`` measures it on the task's data.
+
+    Args:
+        model: The model to protect.
+        lam: λ of the penalty λ Σ Ω d².
+        exclude: Shell-style patterns of parameter names to leave alone.
+
+    Raises:
+        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+    """
+
+    method = "MAS"
+    lam = Setting[float]()
+
+    def __init__(self, model: nn.Module, lam: float = 1.0, *, exclude: str | Iterable[str] = ()) -> None:
+        super().__init__(model, MASSurrogate(lam), exclude)
+
+    def measure(self, loader: Loader | None, head: Head | None) -> dict[str, Tensor]:
+        data = require_loader(loader, self.method)
+        return importance.squared_output_norm(self.model, data, parameters=dict(self.protected), head=head)

@@ -9,21 +9,23 @@ r"""Synaptic intelligence (Zenke, Poole and Ganguli, ICML 2017), in the notation
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alasso.methods.base import PathState, Surrogate, check_non_negative
+from alasso.regularizer import Regularizer, Setting
 
 
 @dataclass(frozen=True)
 class SISurrogate(Surrogate[PathState]):
-    """Settings: c, strength of the penalty; ξ, damping of a weight that hardly moved."""
+    """SI's settings and functions; :class:`SI` explains the settings."""
 
-    c: float | Tensor = 0.1
-    xi: float | Tensor = 0.1
+    c: float = 0.1
+    xi: float = 0.1
 
     State: ClassVar[type] = PathState
     observes_path: ClassVar[bool] = True
@@ -47,12 +49,33 @@ class SISurrogate(Surrogate[PathState]):
         return self.init(theta)._replace(omega=importance.clone())
 
 
-def accumulated_omega(Omega: Tensor, omega: Tensor, moved: Tensor, xi: float | Tensor) -> Tensor:
-    """Eq. 3. A negative ω lowers Ω, but never below zero: SI's authors take the rectifier of the whole sum."""
+def accumulated_omega(Omega: Tensor, omega: Tensor, moved: Tensor, xi: float) -> Tensor:
+    """Return Ω by Eq. 3. A negative ω lowers Ω, never below zero: SI's authors take the rectifier of the whole sum."""
     return (Omega + ratio_or(omega, moved.square() + xi, torch.zeros_like(omega))).clamp(min=0)
 
 
 def ratio_or(numerator: Tensor, denominator: Tensor, otherwise: Tensor) -> Tensor:
-    """numerator / denominator, ``otherwise`` where the denominator is zero (ξ = 0 and a weight that stood still)."""
+    """Return numerator / denominator, or ``otherwise`` where the denominator is zero: ξ = 0 and no move."""
     still = denominator == 0
     return torch.where(still, otherwise, numerator / torch.where(still, 1.0, denominator))
+
+
+class SI(Regularizer):
+    """Synaptic intelligence (Zenke et al., ICML 2017).
+
+    Args:
+        model: The model to protect.
+        c: Strength of the penalty, Eq. 1.
+        xi: Damping of a weight that hardly moved, Eq. 3.
+        exclude: Shell-style patterns of parameter names to leave alone.
+
+    Raises:
+        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+    """
+
+    method = "SI"
+    c = Setting[float]()
+    xi = Setting[float]()
+
+    def __init__(self, model: nn.Module, c: float = 0.1, xi: float = 0.1, *, exclude: str | Iterable[str] = ()) -> None:
+        super().__init__(model, SISurrogate(c, xi), exclude)

@@ -1,4 +1,4 @@
-r"""What an optimizer does with a gradient, as pure functions: tensors in, tensors out, nothing stored.
+r"""What Adam and SGD do with a gradient, as pure functions of tensors.
 
 Adam (Kingma and Ba, ICLR 2015), with t the step's number, counted from 1:
 
@@ -8,47 +8,149 @@ Adam (Kingma and Ba, ICLR 2015), with t the step's number, counted from 1:
 
     \theta &\leftarrow \theta - \eta \, \frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}
 
-Everything is elementwise and broadcasts, so one source serves single tensors, stacked runs and ``torch.compile``.
-Factors close to one come as what they lack to one: in float32, 1 − 0.999 is off by 1e-5, and 0.001 is not.
+SGD with momentum μ, dampening τ and velocity u:
+
+.. math::
+
+    u \leftarrow \mu u + (1-\tau) g, \qquad \theta \leftarrow \theta - \eta u
+        \quad (\text{Nesterov: } \theta \leftarrow \theta - \eta (g + \mu u))
+
+Everything is elementwise, so it can be compiled. A rule's fields are compiled in; numbers come as one tensor, so that
+one kernel serves every setting. Factors close to one come as what they lack to one: in float32, 1 − 0.999 is off by
+1e-5, and 0.001 is not.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-
-def adam_moments(
-    g: Tensor, m: Tensor, v: Tensor, fresh1: float | Tensor, fresh2: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """m and v with the newest gradient averaged in; ``fresh1`` = 1 − β₁ and ``fresh2`` = 1 − β₂ are its shares."""
-    return m + fresh1 * (g - m), v + fresh2 * (g * g - v)
+Group = dict[str, Any]
+Decay = Literal["none", "coupled", "decoupled"]
 
 
-def bias_corrections(step: Any, log_beta1: Any, log_beta2: Any) -> tuple[Any, Any]:
-    """1 − β₁ᵗ and 1 − β₂ᵗ, exact also where β₂ᵗ is almost one; tensors of tensors, numbers of numbers."""
-    expm1 = math.expm1 if isinstance(step, float) else torch.expm1
-    return -expm1(step * log_beta1), -expm1(step * log_beta2)
+@dataclass(frozen=True)
+class AdamRule:
+    """Adam and AdamW on one tensor.
 
+    Attributes:
+        amsgrad: Whether the largest second moment so far is used.
+        maximize: Whether the optimizer ascends.
+        decay: How weights decay.
+        on_device: Whether the step counter is on the GPU, as a CUDA graph needs it: what depends on it is worked out
+            there, within the kernel.
+    """
 
-def adam_direction(m: Tensor, v: Tensor, root_correction2: float | Tensor, eps: float | Tensor) -> Tensor:
-    """m / (√(v / (1 − β₂ᵗ)) + ε); ``root_correction2`` is √(1 − β₂ᵗ). The step is −η / (1 − β₁ᵗ) times this."""
-    return m / (v.sqrt() / root_correction2 + eps)
+    amsgrad: bool
+    maximize: bool
+    decay: Decay
+    on_device: bool
+
+    @classmethod
+    def of(cls, group: Group, on_device: bool) -> AdamRule:
+        """Return the rule of a parameter group."""
+        decay: Decay = "none"
+        if group["weight_decay"] != 0:
+            decay = "decoupled" if group.get("decoupled_weight_decay") else "coupled"
+        return cls(group["amsgrad"], group["maximize"], decay, on_device)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments in the optimizer's state."""
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if self.amsgrad else ("exp_avg", "exp_avg_sq")
+
+    @staticmethod
+    def numbers(group: Group, step: float) -> list[float]:
+        """Return what a step made on the host depends on."""
+        beta1, beta2 = group["betas"]
+        lr, decay = float(group["lr"]), group["weight_decay"]
+        correction1, correction2 = (-math.expm1(step * log_or_minus_infinity(beta)) for beta in (beta1, beta2))
+        return [lr / correction1, correction2**0.5, 1 - lr * decay, decay, 1 - beta1, 1 - beta2, group["eps"]]
+
+    @staticmethod
+    def device_numbers(group: Group) -> list[float]:
+        """Return what a step made on the device depends on, beside its number and the learning rate."""
+        beta1, beta2 = group["betas"]
+        logs = log_or_minus_infinity(beta1), log_or_minus_infinity(beta2)
+        return [*logs, group["weight_decay"], 1 - beta1, 1 - beta2, group["eps"]]
+
+    def move(
+        self, theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], numbers: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the weights and moments after a step.
+
+        Args:
+            theta: The weights before it.
+            g: What the optimizer descends.
+            moments: Those named by :attr:`moments`.
+            numbers: (:meth:`numbers`,), or (step, learning rate, :meth:`device_numbers`).
+        """
+        if self.on_device:
+            step, lr, (log_beta1, log_beta2, decay, fresh1, fresh2, eps) = numbers[0], numbers[1], numbers[2].unbind()
+            step_size = lr / -torch.expm1(step * log_beta1)
+            root_correction2 = (-torch.expm1(step * log_beta2)).sqrt()
+            shrink = 1 - lr * decay
+        else:
+            step_size, root_correction2, shrink, decay, fresh1, fresh2, eps = numbers[0].unbind()
+        if self.decay == "coupled":
+            g = g + decay * theta
+        elif self.decay == "decoupled":
+            theta = theta * shrink
+        m = moments[0] + fresh1 * (g - moments[0])
+        v = moments[1] + fresh2 * (g * g - moments[1])
+        largest = (torch.maximum(moments[2], v),) if self.amsgrad else ()
+        root = (largest[0] if largest else v).sqrt() / root_correction2
+        return theta - step_size * m / (root + eps), (m, v, *largest)
 
 
 def log_or_minus_infinity(beta: float) -> float:
-    """log β; Adam allows β = 0, no memory at all."""
+    """Return log β; Adam allows β = 0, no memory at all."""
     return math.log(beta) if beta > 0 else -math.inf
 
 
-def sgd_velocity(g: Tensor, velocity: Tensor, momentum: float | Tensor, fresh: float | Tensor) -> Tensor:
-    """Velocity of SGD with momentum; ``fresh`` = 1 − dampening is the gradient's share."""
-    return momentum * velocity + fresh * g
+@dataclass(frozen=True)
+class SGDRule:
+    """SGD on one tensor.
 
+    Attributes:
+        momentum: Whether there is a velocity.
+        nesterov: Whether the step looks ahead.
+        maximize: Whether the optimizer ascends.
+        decay: Whether weights decay.
+    """
 
-def sgd_direction(g: Tensor, velocity: Tensor, momentum: float | Tensor, nesterov: bool) -> Tensor:
-    """What SGD with momentum goes against, times the learning rate."""
-    return g + momentum * velocity if nesterov else velocity
+    momentum: bool
+    nesterov: bool
+    maximize: bool
+    decay: bool
+
+    @classmethod
+    def of(cls, group: Group) -> SGDRule:
+        """Return the rule of a parameter group."""
+        return cls(group["momentum"] != 0, group["nesterov"], group["maximize"], group["weight_decay"] != 0)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments in the optimizer's state."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @staticmethod
+    def numbers(group: Group) -> list[float]:
+        """Return what a step depends on beside the learning rate."""
+        return [group["momentum"], 1 - group["dampening"], group["weight_decay"]]
+
+    def move(
+        self, theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], numbers: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the weights and moments after a step; ``numbers`` are (learning rate, :meth:`numbers`)."""
+        lr, (momentum, fresh, decay) = numbers[0], numbers[1].unbind()
+        if self.decay:
+            g = g + decay * theta
+        if not self.momentum:
+            return theta - lr * g, ()
+        velocity = momentum * moments[0] + fresh * g
+        return theta - lr * (g + momentum * velocity if self.nesterov else velocity), (velocity,)

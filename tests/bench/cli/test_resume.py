@@ -7,19 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 
 from alasso import AlassoError
 from alasso.bench import io as atomic
 from alasso.bench import results
-from alasso.bench._make_streams import make_stream
 from alasso.bench.config import RunConfig
 from alasso.bench.training import checkpoint
 from alasso.bench.training import run as train
-from alasso.bench.training import trainer as loop
 
-from helpers import StopAt
-from run_helpers import SMALL_FLAGS, finished, in_process, small
+from run_helpers import SMALL_FLAGS, break_off, finished, in_process, small
 
 
 def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, monkeypatch):
@@ -92,17 +88,6 @@ def begun(tmp_path):
         tmp_path,
         "--resume",
     ]
-
-
-def break_off(config, out, examples=1437):
-    """Stopped as Ctrl-C stops it, in the second task; nothing is being written any more."""
-    device = torch.device("cpu")
-    saved = out / f"{config.name}.checkpoint"
-    lane = train.begun(config, make_stream(config, None, device), None, device, None, saved, train.Quiet())
-    steps_of_a_task = config.epochs * -(-examples // config.batch_size)
-    with pytest.raises(train.Stopped, match="task 2"):
-        loop.Trainer([lane], 1e9, StopAt(steps_of_a_task + 3)).train()
-    assert [path.name for path in out.glob(f"*{config.name}*")] == [saved.name]
 
 
 def files_in(folder):

@@ -212,7 +212,7 @@ def test_the_demo_ends_with_a_page_and_the_next_command(tmp_path, monkeypatch, c
     monkeypatch.setattr(
         runs,
         "combinations",
-        lambda b, m, s, fields, v: combinations(b, m, s, {"tasks": 2, "epochs": 1, "hidden": 8}, v),
+        lambda b, m, s, fields, v, *rest: combinations(b, m, s, {"tasks": 2, "epochs": 1, "hidden": 8}, v, *rest),
     )
     code, output, errors = in_process(["demo", "--out", tmp_path, "-q"], monkeypatch, capsys)
     assert code == 0, errors

@@ -49,7 +49,7 @@ def test_a_search_all_of_whose_settings_diverge_chooses_none(tmp_path, monkeypat
     file = tmp_path / "outcome.json"
     words = (*SEARCH, "--seed", 1, "--file", file, "--out", tmp_path / "runs")
     code, _, errors = in_process(words, monkeypatch, capsys)
-    assert code == 2 and "with none of its settings did mas come to an end: mas lam=0.003, seed 1; " in errors
+    assert code == 2 and "mas diverged with all of its settings: mas lam=0.003, seed 1; " in errors
     assert not file.exists()
 
 

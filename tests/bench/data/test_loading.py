@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from alasso.bench import data
-from alasso.bench._make_streams import make_stream
 from alasso.bench.config import RunConfig
 from alasso.bench.data import loading
 from alasso.bench.data.datasets import CATALOG
+from alasso.bench.streams import make_stream
 from alasso.errors import AlassoError
 
 from data_helpers import (

@@ -13,8 +13,7 @@ from alasso.bench.io import check_file, check_writable, write_whole
 from alasso.bench.labels import count_of
 from alasso.bench.report import compare as comparing
 from alasso.bench.report import page
-from alasso.bench.report.charts import bokeh
-from alasso.bench.report.figure_files import FORMATS, write_figures
+from alasso.bench.report.figures import FORMATS, write_figures
 from alasso.bench.report.load import collect
 from alasso.bench.report.watch import serve
 from alasso.errors import AlassoError
@@ -33,7 +32,6 @@ def report(
     ] = None,
 ) -> None:
     """Make one self-contained page, and figures, from results."""
-    bokeh()  # said at once if it is missing
     if watch:
         return follow(results, PORT if port is None else port)
     if port is not None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from alasso.bench.reproduce.timing import Estimate
 
 A_DAY = 86_400  # seconds
-NO_DRAWING = "without figures and page: {}"
 
 
 def reproduce(
@@ -105,14 +104,11 @@ def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
     planned = work.plan(device)
     if planned.empty:
         return say(nothing_to_run(planned, work))
-    carrying.check_networks(planned, work.experiments.values())
     estimate = work.estimate(planned, device, say)
     Terminal().print(show.plan_table(planned, estimate, work.chosen))
     if not work.places.out.is_dir():
         say(f"{work.places.out} does not exist yet. If you have results elsewhere, name their folder with --out.")
     say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
-    for line in carrying.with_other_rounding(planned):
-        say(f"{line}.")
     if absent := carrying.absent_data(planned, data_dir):
         advice = carrying.data_advice(absent, work.chosen)
         say(f"{advice[0].upper()}{advice[1:]}.")
@@ -153,7 +149,6 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     from alasso.bench.reproduce import execute as carrying
     from alasso.bench.training.sweep import Stopped
 
-    carrying.tidy(work.places.out)
     work.evidence()  # what is there can be read
     work.refuse_other_images()
     planned = work.plan(device)
@@ -162,12 +157,9 @@ def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool)
     if absent := carrying.absent_data(planned, data_dir):
         raise AlassoError(carrying.data_advice(absent, work.chosen))
     work.places.refuse_mixture(work)
-    carrying.check_networks(planned, work.experiments.values())
     hush = (lambda line: None) if quiet else say
     estimate = work.estimate(planned, device, hush)
     hush(f"{to_do(planned)} already there{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
-    for line in carrying.with_other_rounding(planned):
-        hush(f"{line}.")
     options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
     try:
         return carrying.carry_out(planned, estimate, options, Terminal(), hush)
@@ -200,19 +192,9 @@ def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
 
 def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_page: bool) -> None:
     from alasso.bench.io import write_whole
-    from alasso.bench.report.drawing import matplotlib
 
-    drawing, page = True, None
-    try:
-        matplotlib()
-    except AlassoError as error:  # the report extra is not installed
-        drawing = False
-        say(NO_DRAWING.format(error))
-    try:
-        page = work.page(judged) if with_page else None
-    except AlassoError as error:
-        say(str(error))
-    write_whole(work.places.document, work.document(judged, drawing=drawing, evidence=evidence).encode())
+    page = work.page(judged) if with_page else None
+    write_whole(work.places.document, work.document(judged, drawing=True, evidence=evidence).encode())
     uncounted = sum(not one.claim.counted for one in judged)
     aside = f", {uncounted} of them not counted" if uncounted else ""
     say(f"wrote {work.places.document}: {count_of(len(judged), 'claim')}{aside}")

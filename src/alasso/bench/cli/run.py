@@ -10,25 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
-from alasso.bench import intransigence as references
+from alasso.bench import metrics as references
 from alasso.bench import results
-from alasso.bench._make_streams import left_over
 from alasso.bench.cli.console import DataDir, Device, Quiet, Terminal, end_stopped, say, table
 from alasso.bench.cli.main import STOPPED
 from alasso.bench.cli.report import report
 from alasso.bench.config import from_toml
 from alasso.bench.io import check_writable
 from alasso.bench.labels import count_of, varying_settings
+from alasso.bench.probe import Plan
+from alasso.bench.probe import read as read_probe
 from alasso.bench.probe.figures import write_probe
-from alasso.bench.probe.findings import Plan
-from alasso.bench.probe.findings import read as read_probe
-from alasso.bench.probe.measure import probe_first_task
-from alasso.bench.probe.progress import ShownProgress
+from alasso.bench.probe.measure import probe_first_task, progress_bar
 from alasso.bench.registry import METHODS
-from alasso.bench.report.drawing import matplotlib
-from alasso.bench.training import resuming
+from alasso.bench.streams import left_over
 from alasso.bench.training import sweep as runs
-from alasso.bench.training.search import chosen_line
+from alasso.bench.training.search import chosen_line, chosen_settings
 from alasso.bench.training.search import search as search_settings
 from alasso.errors import AlassoError
 
@@ -50,12 +47,6 @@ Model = Annotated[
     str | None,
     typer.Option(help="A network by name, or your own as module:factory; gets (input_shape, classes)."),
 ]
-Lanes = Annotated[
-    str,
-    typer.Option(
-        help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU, where more are slower)."
-    ),
-]
 
 
 class Log(str, Enum):
@@ -75,8 +66,13 @@ def run(
     method: Annotated[list[str] | None, typer.Option(help="One or several: --method sgd si")] = None,
     tasks: Tasks = None,
     epochs: Epochs = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a step.")] = None,
     seed: Seeds = None,
     set_: Settings = None,
+    found: Annotated[
+        Path | None, typer.Option("--settings", help="What alasso search chose: the file it wrote.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with fields of the run.")] = None,
     model: Model = None,
     classes_per_task: Annotated[int | None, typer.Option(help="Split benchmarks: classes in a task.")] = None,
@@ -88,13 +84,8 @@ def run(
     out: OutFolder = Path("runs"),
     resume: Resume = False,
     restart: Restart = False,
-    checkpoint_every: Annotated[
-        float, typer.Option(metavar="<seconds>", help="Time between checkpoints.", min=0)
-    ] = 30.0,
-    lanes: Lanes = "auto",
-    log: Annotated[
-        list[Log] | None, typer.Option(metavar="csv|tensorboard", help="Write each epoch's numbers to files.")
-    ] = None,
+    checkpoint_every: Interval = 30.0,
+    log: Logs = None,
     quiet: Quiet = False,
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
@@ -103,6 +94,8 @@ def run(
     fields = {
         "tasks": tasks,
         "epochs": epochs,
+        "learning_rate": lr,
+        "batch_size": batch_size,
         "model": model,
         "classes_per_task": classes_per_task,
         "image_size": image_size,
@@ -118,11 +111,11 @@ def run(
         quiet=quiet,
         logs=tuple(one.value for one in log or []),
         checkpoint_every=checkpoint_every,
-        lanes=checked_lanes(lanes),
     )
     settings = parsed_settings(set_ or [])
     refuse_given_twice({**fields, "seed": seed}, settings)
-    configs = asked_for(benchmark, config, method, seed, fields, settings)
+    chosen = chosen_settings(found, benchmark) if found else {}
+    configs = asked_for(benchmark, config, method, seed, fields, settings, chosen)
     against = results.read(reference) if reference else None
     if against:
         references.check_reference(against, configs)
@@ -133,7 +126,7 @@ def run(
 
 def notices(configs: Sequence[Any], options: Any, reference: Any) -> list[str]:
     """Lines to say before anything runs; a run that cannot resume is refused."""
-    lines = [resuming.check(configs, options.out)] if options.resume else []
+    lines = [runs.check_resumed(configs, options.out)] if options.resume else []
     if reference:
         lines.append(references.other_seed(reference, configs))
     lines += dict.fromkeys(map(left_over, configs))
@@ -215,8 +208,11 @@ def asked_for(
     seeds: list[int] | None,
     fields: dict[str, Any],
     settings: dict[str, list[str]],
+    chosen: dict[str, dict[str, Any]],
 ) -> list[Any]:
-    """The configs of a command line; what it leaves open comes from the file, then from the benchmark's preset."""
+    """The configs of a command line; what it leaves open comes from the file, from what a search chose, then from the
+    benchmark's preset.
+    """
     from_file, file_settings = from_toml(file) if file else ({}, {})
     if from_file.pop("benchmark", benchmark) != benchmark:
         raise AlassoError(f"{file} is for another benchmark than {benchmark}")
@@ -227,7 +223,8 @@ def asked_for(
         if not values:
             raise AlassoError(f"{file}: {name} is an empty list")
     given = {name: value for name, value in fields.items() if value is not None}
-    return runs.combinations(benchmark, methods or file_methods, seeds or file_seeds, from_file | given, settings)
+    methods, seeds = methods or file_methods, seeds or file_seeds
+    return runs.combinations(benchmark, methods, seeds, from_file | given, settings, chosen)
 
 
 def listed(value: Any) -> list[Any]:
@@ -251,7 +248,7 @@ def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) 
     """One of two values would be dropped without a word."""
     for name in settings:
         if options.get(name) is not None:
-            option = "PATH" if name == "path" else f"--{name.replace('_', '-')}"
+            option = {"path": "PATH", "learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
             raise AlassoError(f"{name} is given by {option} and by --set: give it once")
 
 
@@ -263,14 +260,6 @@ def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[
         if lacking:
             lines.append(f"{name} is no setting of {', '.join(lacking)}: run without it")
     return lines
-
-
-def checked_lanes(word: str) -> int | None:
-    if word == "auto":
-        return None
-    if not word.isdecimal() or int(word) < 1:
-        raise AlassoError(f"--lanes takes auto or a number from 1 on, not {word!r}")
-    return int(word)
 
 
 def probe(
@@ -291,16 +280,13 @@ def probe(
     config = results.read(result).config
     if (there := out / "probe.json").exists() and read_probe(there).config != config.to_json():
         raise AlassoError(f"{there} is the probe of another run: give another folder by --out, or delete it")
-    matplotlib()  # or it would be missed only after all is measured
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
-    progress = ShownProgress(Terminal(), say)
     try:
-        measured = probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=progress)
+        with progress_bar(Terminal()) as watch:
+            measured = probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=watch)
     except KeyboardInterrupt:
         say("\nStopped; nothing was saved.")
         raise typer.Exit(STOPPED) from None
-    finally:
-        progress.close()
     for path in write_probe(measured, out):
         say(str(path))
     for line in measured.statement():

@@ -1,29 +1,34 @@
-"""Results in order: seeds of one config together, variants of a method recognised.
+"""Statistics over seeds: the one place where results become means, deviations and differences.
 
-A *group* is all seeds of one config.
+A *group* is all seeds of one config. The page, the figures, ``compare`` and the reproduction all read groups:
+
+    found = groups(results)              # a Group for each config
+    found[0].over_seeds("A")             # Mean: value, deviation, count, error
+    found[0].curve(accuracy_curve)       # mean and deviation of a curve
+    difference(found[0], found[1], "A")  # seed by seed where seeds are shared
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.bench.config import RunConfig
-from alasso.bench.intransigence import same_stream
-from alasso.bench.registry import BENCHMARKS, METHODS
+from alasso.bench.metrics import same_stream
+from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
-from alasso.errors import AlassoError
 
 Array = npt.NDArray[np.float64]
 Curve = Callable[[Sequence[Sequence[float]]], list[float]]
 
-#: Measures of the table: key, heading, whether more is better (None: neither).
+#: Measures of a run: key, heading, whether more is better (None: neither).
 MEASURES: tuple[tuple[str, str, bool | None], ...] = (
     ("A", "A mean accuracy", True),
     ("F", "F forgetting", False),
@@ -35,73 +40,91 @@ MEASURES: tuple[tuple[str, str, bool | None], ...] = (
 )
 
 
-# -- which variant a config is ------------------------------------------------------------------------------------
+# -- means and differences ----------------------------------------------------------------------------------------
 
 
-def is_asymmetric_only(config: RunConfig) -> bool:
-    """The paper's first ablation: the asymmetric surrogate on SI's Ω."""
-    return config.method == "alasso" and config.settings.get("omega_rule") == "si"
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds, with its standard deviation (None: too few) and how many seeds it is of."""
+
+    value: float
+    deviation: float | None = None
+    count: int = 1
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean."""
+        return None if self.deviation is None else self.deviation / math.sqrt(self.count)
 
 
-def is_accurate_only(config: RunConfig) -> bool:
-    """The paper's second ablation: the accurate Ω in a symmetric surrogate."""
-    own = config.settings
-    return (
-        config.method == "alasso"
-        and not is_asymmetric_only(config)
-        and (own.get("a"), own.get("epsilon")) == (1.0, 0.0)
-    )
+@dataclass(frozen=True)
+class Difference:
+    """Mean of B − A; its standard error (None: too few seeds); how many seeds were paired, 0 for none."""
+
+    mean: float
+    error: float | None
+    pairs: int
 
 
-def is_coupled(config: RunConfig) -> bool:
-    """Without parameter decoupling: a′ = a and c′ = c, unless that is where the defaults stand anyway."""
-    if config.method != "alasso" or is_asymmetric_only(config) or is_accurate_only(config):
-        return False
-    own, default = config.settings, METHODS["alasso"].settings
-    past = (own.get("a_prime"), own.get("c_prime"))
-    return past == (own.get("a"), own.get("c")) and past != (default["a_prime"], default["c_prime"])
+def mean_of(values: Iterable[float | None]) -> Mean | None:
+    """Averages the known values.
+
+    Args:
+        values: One value a seed, None where it is not known.
+
+    Returns:
+        Their mean and sample standard deviation; None where nothing is known.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Mean(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
 
 
-def has_memory(config: RunConfig) -> bool:
-    """Keeps examples of past tasks."""
-    return config.memory > 0 or config.method == "vcl-coreset"
+def mean_and_deviation(values: Array) -> tuple[Array, Array]:
+    """Averages over the first axis.
+
+    Args:
+        values: (seeds, …).
+
+    Returns:
+        Mean and sample standard deviation, which is zero for a single seed.
+    """
+    return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(values[0])
 
 
-#: Variants with a name: predicate, what they are called, and the settings that make them so.
-DECOUPLED = frozenset({"a_prime", "c_prime", "epsilon_prime"})
-VARIANTS: tuple[tuple[Callable[[RunConfig], bool], str, frozenset[str]], ...] = (
-    (is_asymmetric_only, "asymmetric only", frozenset({"omega_rule"})),
-    (is_accurate_only, "accurate only", frozenset({"a", "epsilon"})),
-    (is_coupled, "no decoupling", DECOUPLED),
-)
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
+    """Subtracts seed by seed.
+
+    Args:
+        first: Seed → value.
+        second: Seed → value.
+
+    Returns:
+        Seed → second − first, for the seeds that both have.
+    """
+    return {seed: second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())}
 
 
-def variant(config: RunConfig) -> str | None:
-    """Name of the variant, None for the method itself."""
-    return next((name for is_it, name, _ in VARIANTS if is_it(config)), None)
+def difference(first: Group, second: Group, measure: str) -> Difference | None:
+    """Compares two groups: over the seeds that both have, pair by pair; without any, as independent samples.
 
+    Args:
+        first: A.
+        second: B.
+        measure: A key of :data:`MEASURES`.
 
-def has_default_settings(config: RunConfig) -> bool:
-    """The method as the catalog has it on this benchmark, measured on test examples."""
-    if config.validation or (has_memory(config) and config.method not in ("alasso-memory", "vcl-coreset")):
-        return False
-    default = dict(METHODS[config.method].settings) if config.method in METHODS else {}
-    if config.benchmark in BENCHMARKS:
-        default |= BENCHMARKS[config.benchmark].settings.get(config.method, {})
-    return dict(config.settings) == default
-
-
-def fields_off_preset(config: RunConfig) -> int:
-    """How many fields of a run (epochs, precision, …) are not as the benchmark has them; tasks and seed aside."""
-    if config.benchmark not in BENCHMARKS or config.method not in METHODS:
-        return 0
-    try:
-        path = config.path if "path" in BENCHMARKS[config.benchmark].takes else None
-        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=path).values()
-    except AlassoError:  # the method goes with another network alone
-        return 0
-    ignored = ("tasks", "seed", "settings", "path")
-    return sum(value != usual[name] for name, value in config.values().items() if name not in ignored)
+    Returns:
+        B − A; None where one of them does not have the measure.
+    """
+    one, other = mean_of(first.measures[measure]), mean_of(second.measures[measure])
+    if one is None or other is None:
+        return None
+    if apart := mean_of(paired(first.values(measure), second.values(measure)).values()):
+        return Difference(apart.value, apart.error, apart.count)
+    if one.error is None or other.error is None:
+        return Difference(other.value - one.value, None, 0)
+    return Difference(other.value - one.value, math.hypot(one.error, other.error), 0)
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -109,11 +132,17 @@ def fields_off_preset(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """All seeds of one config, one result a seed, in order. ``measures``: one value a seed, None if unknown."""
+    """All seeds of one config, one result a seed, in order.
+
+    Args:
+        results: One a seed.
+        measures: A key of :data:`MEASURES` → one value a seed, None where it is not known.
+        repeats: How many results gave way to a newer one of the same config and seed.
+    """
 
     results: tuple[Result, ...]
     measures: Mapping[str, tuple[float | None, ...]]
-    repeats: int = 0  # results left aside because a newer one has the same config and seed
+    repeats: int = 0
 
     @property
     def config(self) -> RunConfig:
@@ -131,77 +160,83 @@ class Group:
     def seeds(self) -> tuple[int, ...]:
         return tuple(result.config.seed for result in self.results)
 
-    def with_seeds(self, seeds: Container[int]) -> Group:
-        kept = [i for i, seed in enumerate(self.seeds) if seed in seeds]
-        measures = {name: tuple(values[i] for i in kept) for name, values in self.measures.items()}
-        return replace(self, results=tuple(self.results[i] for i in kept), measures=measures)
-
     @cached_property
     def matrices(self) -> Array:
-        """(seeds, tasks, tasks), NaN above the diagonal."""
+        """(seeds, tasks, tasks) accuracies, NaN above the diagonal."""
         return np.stack([metrics.lower_triangle(result.accuracy) for result in self.results])
 
+    def values(self, measure: str) -> dict[int, float]:
+        """Seed → value, where it is known."""
+        values = zip(self.seeds, self.measures[measure], strict=True)
+        return {seed: value for seed, value in values if value is not None}
+
+    def over_seeds(self, measure: str) -> Mean | None:
+        """Mean over seeds; None where nothing is known."""
+        return mean_of(self.measures[measure])
+
     def mean(self, measure: str) -> float | None:
-        return mean_and_spread(self.measures[measure])[0]
+        """The mean's value alone."""
+        found = self.over_seeds(measure)
+        return found.value if found else None
 
     def curve(self, of: Curve) -> tuple[Array, Array]:
         """Mean and standard deviation over seeds of a curve of each result's accuracies."""
         return mean_and_deviation(np.array([of(result.accuracy) for result in self.results]))
 
+    def with_seeds(self, seeds: Container[int]) -> Group:
+        """The same group with some of its seeds."""
+        kept = [i for i, seed in enumerate(self.seeds) if seed in seeds]
+        measures = {name: tuple(values[i] for i in kept) for name, values in self.measures.items()}
+        return replace(self, results=tuple(self.results[i] for i in kept), measures=measures)
+
+
+def groups(results: Iterable[Result]) -> list[Group]:
+    """Groups results by config.
+
+    Args:
+        results: In any order. Of several with the same config and seed the one that finished last counts.
+
+    Returns:
+        A group for each config, in the order in which configs come. Intransigence is filled in from single-task runs
+        on the same stream, if there are any among the results.
+    """
+    results = list(results)
+    references = [result for result in results if result.config.method == "single-task"]
+    by_config: dict[str, list[Result]] = {}
+    for result in results:
+        by_config.setdefault(result.config.hash, []).append(result)
+    return [_group(alike, references) for alike in by_config.values()]
+
 
 def over_shared_seeds(groups: Sequence[Group]) -> list[Group]:
-    """The same with the seeds that all of them have, so that lines to be compared differ by nothing else; as they are
-    where no seed is shared.
+    """Keeps the seeds that all groups have, so that lines to be compared differ by nothing else.
+
+    Args:
+        groups: The groups to compare.
+
+    Returns:
+        The groups with their common seeds; unchanged where they share none.
     """
     shared = set.intersection(*(set(group.seeds) for group in groups)) if groups else set()
     return [group.with_seeds(shared) for group in groups] if shared else list(groups)
 
 
-def mean_and_deviation(values: Array) -> tuple[Array, Array]:
-    """Over the first axis; a single seed has no deviation: zero."""
-    if len(values) == 1:
-        return values[0], np.zeros_like(values[0])
-    return values.mean(axis=0), values.std(axis=0, ddof=1)
-
-
-def mean_and_spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of the known ones; None where there are too few."""
-    known = np.array([value for value in values if value is not None])
-    return (
-        float(known.mean()) if len(known) else None,
-        float(known.std(ddof=1)) if len(known) > 1 else None,
+def _group(alike: Sequence[Result], references: Sequence[Result]) -> Group:
+    by_seed = {one.config.seed: one for one in sorted(alike, key=lambda one: str(one.environment.get("finished", "")))}
+    newest = [by_seed[seed] for seed in sorted(by_seed)]
+    measured = [_measures(result, references) for result in newest]
+    return Group(
+        tuple(newest), {key: tuple(m[key] for m in measured) for key, _, _ in MEASURES}, len(alike) - len(newest)
     )
 
 
-def groups(results: Iterable[Result]) -> list[Group]:
-    """Results by config; of several with the same config and seed the one that finished last counts."""
-    results = list(results)
-    references = [result for result in results if result.config.method == "single-task"]
-    by_config: dict[str, dict[int, Result]] = {}
-    repeats: dict[str, int] = {}
-    for result in results:
-        seeds = by_config.setdefault(result.config.hash, {})
-        before = seeds.get(result.config.seed)
-        repeats[result.config.hash] = repeats.get(result.config.hash, 0) + (before is not None)
-        if before is None or _finished(result) >= _finished(before):
-            seeds[result.config.seed] = result
-    return [
-        _group([seeds[seed] for seed in sorted(seeds)], repeats[key], references) for key, seeds in by_config.items()
-    ]
-
-
-def _group(results: Sequence[Result], repeats: int, references: Sequence[Result]) -> Group:
-    measured = [measures(result, references) for result in results]
-    return Group(tuple(results), {key: tuple(m[key] for m in measured) for key, _, _ in MEASURES}, repeats)
-
-
-def measures(result: Result, references: Sequence[Result]) -> dict[str, float | None]:
+def _measures(result: Result, references: Sequence[Result]) -> dict[str, float | None]:
     """The table's numbers of one run, from its accuracies."""
     accuracy = result.accuracy
     return {
         "A": metrics.average_accuracy(accuracy),
         "F": metrics.forgetting(accuracy),
-        "I": intransigence(result, references),
+        "I": _intransigence(result, references),
         "std": metrics.task_deviation(accuracy),
         "learning_accuracy": metrics.learning_accuracy(accuracy),
         "first_task": accuracy[-1][0],
@@ -209,7 +244,7 @@ def measures(result: Result, references: Sequence[Result]) -> dict[str, float | 
     }
 
 
-def intransigence(result: Result, references: Sequence[Result]) -> float | None:
+def _intransigence(result: Result, references: Sequence[Result]) -> float | None:
     """As written in the result, else against a single-task run of the same stream, if there is one."""
     written = result.metrics.get("I")
     if isinstance(written, int | float):
@@ -220,37 +255,35 @@ def intransigence(result: Result, references: Sequence[Result]) -> float | None:
     return None
 
 
-def _finished(result: Result) -> str:
-    return str(result.environment.get("finished", ""))
+# -- the paper's variants -------------------------------------------------------------------------------------------
+
+#: Settings that parameter decoupling adds.
+DECOUPLED = frozenset({"a_prime", "c_prime", "epsilon_prime"})
+#: Named variants of ALASSO, and the settings that make them so.
+VARIANTS = {
+    "asymmetric only": frozenset({"omega_rule"}),
+    "accurate only": frozenset({"a", "epsilon"}),
+    "no decoupling": DECOUPLED,
+}
 
 
-# -- comparing -------------------------------------------------------------------------------------------------------
+def variant(config: RunConfig) -> str | None:
+    """Names the paper's variant of ALASSO that a config is.
 
+    Args:
+        config: Of any method.
 
-def differences(config: RunConfig, other: RunConfig) -> list[str]:
-    """Fields and settings of ``config`` that ``other`` has otherwise, seed aside."""
-    return [name for name in config.unlike(other) if name != "seed"]
-
-
-def without_seed(config: RunConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.flat().items() if name != "seed"}
-
-
-def by_settings(group: Group) -> tuple[Any, ...]:
-    values = [
-        (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
-        for value in without_seed(group.config).values()
-    ]
-    return (group.variant or "", values)
-
-
-def standing(group: Group) -> tuple[Any, ...]:
-    """Smaller stands higher: the method itself, its default settings, the usual fields, more seeds, more accuracy."""
-    return (
-        group.variant is not None,
-        not has_default_settings(group.config),
-        fields_off_preset(group.config),
-        -len(group.results),
-        -(group.mean("A") or 0.0),
-        group.config.hash,
-    )
+    Returns:
+        A key of :data:`VARIANTS`: the asymmetric surrogate on SI's Ω, the accurate Ω in a symmetric surrogate, or
+        ALASSO with a′ = a and c′ = c (unless the defaults say so); None for anything else.
+    """
+    if config.method != "alasso":
+        return None
+    own, default = config.settings, METHODS["alasso"].settings
+    if own.get("omega_rule") == "si":
+        return "asymmetric only"
+    if (own.get("a"), own.get("epsilon")) == (1.0, 0.0):
+        return "accurate only"
+    past = (own.get("a_prime"), own.get("c_prime"))
+    coupled = past == (own.get("a"), own.get("c")) and past != (default["a_prime"], default["c_prime"])
+    return "no decoupling" if coupled else None

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from alasso.bench.labels import count_of
 from alasso.bench.registry import label_of
-from alasso.bench.report.aggregate import MEASURES, Group, groups, mean_and_spread
+from alasso.bench.report.aggregate import MEASURES, Difference, Group, difference, groups
 from alasso.bench.report.load import collect
 from alasso.bench.report.sections import sections
 from alasso.bench.report.style import number, plain
 from alasso.errors import AlassoError
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
 MOST_ACROSS = 3  # columns of a table that a terminal has room for
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Mean of B − A; its standard error, None with too few seeds; how many seeds were paired, 0 for none."""
-
-    mean: float
-    error: float | None
-    pairs: int
 
 
 @dataclass(frozen=True)
@@ -42,37 +30,27 @@ class Comparison:
     columns: list[Group | None]
     names: list[str]
 
-
-def difference(first: Group, second: Group, measure: str) -> Difference | None:
-    """Over the seeds both have, pair by pair; where they share none, as independent samples."""
-    one, other = known(first, measure), known(second, measure)
-    if not one or not other:
-        return None
-    shared = sorted(set(one) & set(other))
-    if shared:
-        apart = np.array([other[seed] - one[seed] for seed in shared])
-        spread = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else None
-        return Difference(float(apart.mean()), spread, len(shared))
-    a, b = np.array(list(one.values())), np.array(list(other.values()))
-    error = None
-    if len(a) > 1 and len(b) > 1:
-        error = math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
-    return Difference(float(b.mean() - a.mean()), error, 0)
-
-
-def known(group: Group, measure: str) -> dict[int, float]:
-    values = zip(group.seeds, group.measures[measure], strict=True)
-    return {seed: value for seed, value in values if value is not None}
+    @property
+    def present(self) -> list[tuple[str, Group]]:
+        named = zip(self.names, self.columns, strict=True)
+        return [(name, group) for name, group in named if group is not None]
 
 
 # -- what is compared with what -----------------------------------------------------------------------------------
 
 
 def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]]:
-    """Columns by name, and a line for each file left out.
+    """Sorts results into columns.
 
-    A folder is a column. Files are put together by config, so that the seeds of one config make one column; a single
-    folder by itself is taken apart in the same way.
+    Args:
+        paths: A folder is a column. Files are put together by config, so that the seeds of one config make one column;
+            a single folder by itself is taken apart in the same way.
+
+    Returns:
+        Columns by name, and a line for each file left out.
+
+    Raises:
+        AlassoError: There are no results, or only one thing.
     """
     left_out: list[str] = []
     columns: dict[str, list[Group]] = {}
@@ -94,15 +72,12 @@ def columns_of(paths: Sequence[Path]) -> tuple[dict[str, list[Group]], list[str]
     empty = [name for name, inside in columns.items() if not inside]
     if empty or not columns:
         where = empty[0] if empty else " or ".join(map(str, loose))
-        raise AlassoError(f"there are no results in {where}{_unread(left_out)}")
+        unread = f" ({left_out[0]})" if left_out else ""
+        raise AlassoError(f"there are no results in {where}{unread}")
     if len(columns) < 2:
         why = left_out[0] if left_out else "there is only one thing here"
         raise AlassoError(f"{why}; compare takes two or more results, configs or folders")
     return columns, left_out
-
-
-def _unread(left_out: Sequence[str]) -> str:
-    return f" ({left_out[0]})" if left_out else ""
 
 
 def place_among(paths: Sequence[Path], group: Group) -> int:
@@ -112,7 +87,14 @@ def place_among(paths: Sequence[Path], group: Group) -> int:
 
 
 def comparisons(columns: dict[str, list[Group]]) -> list[Comparison]:
-    """Columns of one config each are compared benchmark by benchmark; folders, config by config or else by method."""
+    """Pairs what is alike.
+
+    Args:
+        columns: As :func:`columns_of` gives them.
+
+    Returns:
+        Columns of one config each are compared benchmark by benchmark; folders, config by config or else by method.
+    """
     names = list(columns)
     if all(len(inside) == 1 for inside in columns.values()):
         return _by_place({name: inside[0] for name, inside in columns.items()})
@@ -128,7 +110,7 @@ def _by_place(named: dict[str, Group]) -> list[Comparison]:
         (section,) = sections(group.results)
         places.setdefault(section.title, {})[name] = group
     if all(len(inside) == 1 for inside in places.values()):
-        return [Comparison(_common_title(list(named.values())), list(named.values()), list(named))]
+        places = {"": named}
     return [
         Comparison(
             _common_title(list(inside.values())),
@@ -183,18 +165,20 @@ def _unused(name: str, taken: dict[str, list[Group]]) -> str:
 
 
 def table(comparison: Comparison) -> Table:
-    """Measures down and things across; many things down and measures across."""
-    named = zip(comparison.names, comparison.columns, strict=True)
-    present = [(name, group) for name, group in named if group is not None]
-    return (
-        _things_across(comparison.title, present)
-        if len(present) <= MOST_ACROSS
-        else _things_down(comparison.title, present)
-    )
+    """Draws a comparison.
+
+    Args:
+        comparison: One of :func:`comparisons`.
+
+    Returns:
+        Measures down and things across; of many things, things down and measures across.
+    """
+    draw = _things_across if len(comparison.present) <= MOST_ACROSS else _things_down
+    return draw(comparison.title, comparison.present)
 
 
 def _things_across(title: str, present: Sequence[tuple[str, Group]]) -> Table:
-    shown = _titled_table(title)
+    shown = _titled_table(title, box=HEAVY_HEAD)
     for place, (name, group) in enumerate(present):
         shown.add_column(_name_and_seeds(name, group), justify="right")
         if place:
@@ -215,8 +199,8 @@ def _things_down(title: str, present: Sequence[tuple[str, Group]]) -> Table:
 
     Without a frame and with short headings, four measures and the longest name of a method have room in 80 columns.
     """
-    measures = [m for m in MEASURES if m[0] in ("A", "F", "I", "std") and any(known(g, m[0]) for _, g in present)]
-    shown = _titled_table(title, framed=False)
+    measures = [m for m in MEASURES if m[0] in ("A", "F", "I", "std") and any(g.values(m[0]) for _, g in present)]
+    shown = _titled_table(title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     shown.caption = ", ".join(heading for _, heading, _ in measures)
     for measure, _, _ in measures:
         shown.add_column(measure, justify="right", no_wrap=True)
@@ -232,43 +216,26 @@ def _things_down(title: str, present: Sequence[tuple[str, Group]]) -> Table:
     return shown
 
 
-def _titled_table(title: str, framed: bool = True) -> Table:
-    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(
-        title=Text(title),
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        caption_style="dim",
-        box=HEAVY_HEAD if framed else SIMPLE_HEAD,
-        show_edge=framed,
-        pad_edge=framed,
-        padding=(0, 1) if framed else (0, 1, 0, 0),
-    )
+def _titled_table(title: str, **shape: Any) -> Table:
+    shown = Table(title=Text(title), title_style="bold", caption_style="dim", **shape)
+    shown.title_justify = shown.caption_justify = "left"
     shown.add_column("")
     return shown
 
 
 def _name_and_seeds(name: str, group: Group) -> Text:
-    from rich.text import Text
-
-    count = len(group.results)
-    return Text(f"{plain(name, 160)}\n{count} {'seed' if count == 1 else 'seeds'}")
+    return Text(f"{plain(name, 160)}\n{count_of(len(group.results), 'seed')}")
 
 
 def _value_cell(group: Group, measure: str, digits: int) -> Text:
-    from rich.text import Text
-
-    mean, spread = mean_and_spread(group.measures[measure])
-    return Text(number(mean, digits) + (f" ± {number(spread, digits)}" if spread is not None else ""))
+    found = group.over_seeds(measure)
+    if found is None:
+        return Text("–")
+    spread = "" if found.deviation is None else f" ± {number(found.deviation, digits)}"
+    return Text(number(found.value, digits) + spread)
 
 
 def _difference_cell(found: Difference | None, digits: int, more_is_better: bool | None) -> Text:
-    from rich.text import Text
-
     if found is None:
         return Text("–")
     sign = "+" if found.mean > 0 else ""
@@ -283,17 +250,14 @@ def _difference_cell(found: Difference | None, digits: int, more_is_better: bool
 
 
 def explanation(comparison: Comparison) -> str:
-    """How the differences were worked out, in a line under the table."""
-    present = [group for group in comparison.columns if group is not None]
-    pairs = [found.pairs for group in present[1:] if (found := difference(present[0], group, "A"))]
-    if not pairs:
+    """Says how the differences were worked out, in a line under the table."""
+    (_, first), *others = comparison.present
+    found = [one for _, group in others if (one := difference(first, group, "A"))]
+    if not found:
         return "nothing else here to compare it with"
-    if all(pairs):
-        error = " ± its standard error" if max(pairs) > 1 else ""
-        return f"difference to the first{error}, over the seeds that both have"
-    errors = [found.error for group in present[1:] if (found := difference(present[0], group, "A"))]
-    if all(error is None for error in errors):
-        return "difference to the first; a standard error needs two seeds or more of each"
-    if any(error is None for error in errors):
-        return "difference to the first ± its standard error, where both have two seeds or more"
-    return "difference to the first ± its standard error; seed by seed where seeds are the same"
+    seeds = (
+        "over the seeds that both have" if all(one.pairs for one in found) else "seed by seed where seeds are shared"
+    )
+    known = [one.error is not None for one in found]
+    error = "" if all(known) else "; a standard error needs two seeds or more of each"
+    return f"difference to the first{' ± its standard error' if any(known) else ''}, {seeds}{error}"

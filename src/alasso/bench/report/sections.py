@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from alasso.bench.config import RunConfig
-from alasso.bench.registry import BENCHMARKS, METHODS, label_of
-from alasso.bench.report.aggregate import (
-    VARIANTS,
-    Group,
-    by_settings,
-    differences,
-    fields_off_preset,
-    groups,
-    has_default_settings,
-    standing,
-    without_seed,
-)
-from alasso.bench.report.style import plain
+from alasso.bench.labels import count_of, usual_values
+from alasso.bench.registry import BENCHMARKS, METHODS, Look, label_of
+from alasso.bench.report.aggregate import VARIANTS, Group, groups
+from alasso.bench.report.style import look_of, on_ramp, plain
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
+
+FEW = 6  # groups that a figure shows without a choice
+MOST_LINES = 12  # lines of a sweep that can still be told apart
+MOST_IN_LABEL = 3  # settings that the label of a benchmark's own preset spells out
 
 
 @dataclass(frozen=True)
@@ -40,22 +36,17 @@ class Section:
     @property
     def title(self) -> str:
         where = f" of {plain(self.path)}" if self.path else ""
-        return f"{self.benchmark}{where}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
+        return f"{self.benchmark}{where}, {count_of(self.tasks, 'task')}"
 
-    @property
-    def runs(self) -> int:
-        return sum(len(group.results) for group in self.groups)
-
-    @property
-    def has_usual_tasks(self) -> bool:
-        """Whether it has as many tasks as the benchmark has unless told otherwise."""
-        return self.benchmark in BENCHMARKS and self.tasks == BENCHMARKS[self.benchmark].preset["tasks"]
+    @cached_property
+    def is_sweep(self) -> bool:
+        return is_sweep(self.groups)
 
     @cached_property
     def standard(self) -> dict[str, Group]:
         """The group that stands for each method."""
-        by_method = {group.method: of_method(self.groups, group.method) for group in self.groups}
-        return {method: min(found, key=standing) for method, found in by_method.items()}
+        methods = dict.fromkeys(group.method for group in self.groups)
+        return {method: min(of_method(self.groups, method), key=standing) for method in methods}
 
     @cached_property
     def headline(self) -> list[Group]:
@@ -66,122 +57,70 @@ class Section:
             return list(self.groups)
         ablations = [group for group in self.groups if group.variant in ("asymmetric only", "accurate only")]
         best = {group.variant: group for group in sorted(ablations, key=standing, reverse=True)}
-        chosen = among(self.groups, [*self.standard.values(), *best.values()])
+        chosen = {group.config.hash for group in (*self.standard.values(), *best.values())}
         room = MOST_LINES - len(chosen)
         if self.is_sweep and room > 1:
-            chosen += spread_out([group for group in self.groups if not among([group], chosen)], room)
-        return among(self.groups, chosen)
-
-    @property
-    def is_sweep(self) -> bool:
-        return is_sweep(self.groups)
-
-    def family(self, group: Group) -> list[Group]:
-        """All of a method, or of a variant of it, that differ in settings alone: the main one first, then in order."""
-        return self._families[(group.method, group.variant)]
+            others = [group.config.hash for group in self.groups if group.config.hash not in chosen]
+            spread_out = {others[round(place * (len(others) - 1) / (room - 1))] for place in range(room)}
+            chosen |= set(others) if len(others) <= room else spread_out
+        return [group for group in self.groups if group.config.hash in chosen]
 
     @cached_property
-    def _families(self) -> dict[tuple[str, str | None], list[Group]]:
-        found: dict[tuple[str, str | None], list[Group]] = {}
+    def looks(self) -> dict[str, Look]:
+        """Config hash → the method's or variant's look; further settings have shades and dashes, or, in a sweep of one
+        method, hues.
+        """
+        families: dict[tuple[str, str | None], list[Group]] = {}
         for group in self.groups:
-            found.setdefault((group.method, group.variant), []).append(group)
-        for family in found.values():
+            families.setdefault((group.method, group.variant), []).append(group)
+        looks = {}
+        for (method, variant), family in families.items():
             main = min(family, key=standing)
-            family.sort(key=lambda group: group is not main)
-        return found
+            for place, group in enumerate(sorted(family, key=lambda group: group is not main)):
+                looks[group.config.hash] = look_of(method, variant, place, len(family))
+            if self.is_sweep and len(self.standard) == 1 and not variant:
+                for step, group in enumerate(sorted(family, key=by_settings)):
+                    key = group.config.hash
+                    looks[key] = on_ramp(step / max(1, len(family) - 1), looks[key])
+        return looks
 
     @cached_property
     def labels(self) -> dict[str, str]:
         """Config hash → method and what tells the group apart from the method's others here: ``ALASSO a=3``."""
         return labels(self.groups)
 
+    @cached_property
+    def figure_labels(self) -> dict[str, str]:
+        """The same for figures that show the headline alone."""
+        return {**self.labels, **labels(self.headline)}
+
     def label(self, group: Group) -> str:
         return self.labels[group.config.hash]
 
-    @cached_property
-    def _headline_labels(self) -> dict[str, str]:
-        return labels(self.headline)
-
     def figure_label(self, group: Group) -> str:
-        """For figures that show the headline alone: apart from the others in it."""
-        return self._headline_labels.get(group.config.hash, self.label(group))
+        return self.figure_labels[group.config.hash]
 
-
-def of_method(groups: Iterable[Group], method: str) -> list[Group]:
-    return [group for group in groups if group.method == method]
-
-
-def is_sweep(groups: Sequence[Group]) -> bool:
-    """Whether half of the groups or more are further settings of a method that is there already."""
-    plain_ones = [group for group in groups if not group.variant]
-    further = len(plain_ones) - len({group.method for group in plain_ones})
-    return further > 0 and 2 * further >= len(groups)
-
-
-FEW = 6  # groups that a figure shows without a choice
-MOST_LINES = 12  # lines of a sweep that can still be told apart
-
-
-def among(groups: Iterable[Group], chosen: Sequence[Group]) -> list[Group]:
-    """Those that are chosen, in the order in which they come."""
-    return [group for group in groups if any(group is other for other in chosen)]
-
-
-def spread_out(groups: Sequence[Group], most: int) -> list[Group]:
-    """At most so many, evenly over their order, the first and the last among them."""
-    if len(groups) <= most:
-        return list(groups)
-    return [groups[round(place * (len(groups) - 1) / (most - 1))] for place in range(most)]
-
-
-# -- labels -------------------------------------------------------------------------------------------------------
-
-MOST_IN_LABEL = 3  # settings that the label of a benchmark's own preset spells out
-
-
-def labels(groups: Sequence[Group]) -> dict[str, str]:
-    """Config hash → label, for groups that are shown together.
-
-    A method's name stands alone only where it is the method's only group but for variants with names of their own.
-    """
-    named = {group.config.hash: _label(group, of_method(groups, group.method)) for group in groups}
-    shown = list(named.values())
-    # Long texts may be cut to the same one.
-    return {key: label if shown.count(label) == 1 else f"{label} [{key[:6]}]" for key, label in named.items()}
-
-
-def _label(group: Group, alike: Sequence[Group]) -> str:
-    name = label_of(group.method)
-    if group.variant:
-        name += f", {group.variant}"
-    standard, ours = min(alike, key=standing), without_seed(group.config)
-    family = [without_seed(other.config) for other in alike if other.variant == group.variant]
-    varied = [key for key in ours if any(ours[key] != theirs.get(key) for theirs in family)]
-    own = next((keys for _, called, keys in VARIANTS if called == group.variant), frozenset())
-    apart = [key for key in differences(group.config, standard.config) if key not in own]
-    if sum(all(theirs.get(key) == ours[key] for key in apart) for theirs in family) > 1:
-        if len(varied) > MOST_IN_LABEL and is_preset(group.config):
-            return f"{name}, preset"
-        apart = [key for key in ours if key in apart or key in varied]
-    return " ".join([name, *(f"{key}={plain(ours[key], 24)}" for key in apart)])
-
-
-def is_preset(config: RunConfig) -> bool:
-    """Whether a run is what its benchmark has for the method."""
-    return config.benchmark in BENCHMARKS and has_default_settings(config) and not fields_off_preset(config)
+    def look(self, group: Group) -> Look:
+        return self.looks[group.config.hash]
 
 
 def sections(results: Iterable[Result]) -> list[Section]:
-    """One for each benchmark, number of tasks and folder of images, in the order of the catalog."""
+    """One for each benchmark, number of tasks and folder of images, in the order of the registry."""
     by_place: dict[tuple[str, int, str | None], list[Group]] = {}
     for group in groups(results):
         place = (group.config.benchmark, len(group.results[0].accuracy), group.config.path)
         by_place.setdefault(place, []).append(group)
-    order = list(BENCHMARKS)
-    places = sorted(
-        by_place, key=lambda p: (order.index(p[0]) if p[0] in order else len(order), p[0], p[1], p[2] or "")
-    )
+    order = {name: number for number, name in enumerate(BENCHMARKS)}
+    places = sorted(by_place, key=lambda p: (order.get(p[0], len(order)), p[0], p[1], p[2] or ""))
     return [Section(*place, groups=tuple(in_order(by_place[place]))) for place in places]
+
+
+def one_section(results: Iterable[Result]) -> Section:
+    """The section of results that all belong to one."""
+    found = sections(results)
+    if len(found) != 1:
+        raise AlassoError(f"this figure shows one benchmark with one number of tasks, not {len(found)}")
+    return found[0]
 
 
 def telling_first(found: Sequence[Section]) -> list[Section]:
@@ -191,8 +130,17 @@ def telling_first(found: Sequence[Section]) -> list[Section]:
     """
     if not found:
         return []
-    first = min(found, key=lambda section: (-section.runs, not section.has_usual_tasks))  # min keeps to the order
+
+    def runs(section: Section) -> tuple[int, bool]:
+        known = BENCHMARKS.get(section.benchmark)
+        usual = known is not None and section.tasks == known.preset["tasks"]
+        return -sum(len(group.results) for group in section.groups), not usual
+
+    first = min(found, key=runs)  # min keeps to the order
     return sorted(found, key=lambda section: (section is not first, section.benchmark != first.benchmark))
+
+
+# -- order --------------------------------------------------------------------------------------------------------
 
 
 def in_order(found: Sequence[Group]) -> list[Group]:
@@ -206,17 +154,92 @@ def in_order(found: Sequence[Group]) -> list[Group]:
     ordered: list[Group] = []
     for method in [*known, *sorted(methods - set(known))]:
         alike = sorted(of_method(found, method), key=by_settings)
-        standard = min(alike, key=standing)
-        if sweep and not is_preset(standard.config):
-            ordered += alike
-        else:
-            ordered += [standard, *(group for group in alike if group is not standard)]
+        first = min(alike, key=standing)
+        if not sweep or is_preset(first.config):
+            alike.sort(key=lambda group: group is not first)
+        ordered += alike
     return ordered
 
 
-def one_section(results: Iterable[Result]) -> Section:
-    """The section of results that all belong to one."""
-    found = sections(results)
-    if len(found) != 1:
-        raise AlassoError(f"this figure shows one benchmark with one number of tasks, not {len(found)}")
-    return found[0]
+def of_method(groups: Iterable[Group], method: str) -> list[Group]:
+    return [group for group in groups if group.method == method]
+
+
+def is_sweep(groups: Sequence[Group]) -> bool:
+    """Whether half of the groups or more are further settings of a method that is there already."""
+    plain_ones = [group for group in groups if not group.variant]
+    further = len(plain_ones) - len({group.method for group in plain_ones})
+    return further > 0 and 2 * further >= len(groups)
+
+
+def standing(group: Group) -> tuple[Any, ...]:
+    """Smaller stands higher: the method itself, its usual settings, the usual fields, more seeds, more accuracy."""
+    changed = changes(group.config)
+    of_method = [name for name in changed if name in group.config.settings or name in ("memory", "validation")]
+    return (
+        group.variant is not None,
+        bool(of_method),
+        len(changed) - len(of_method),
+        -len(group.results),
+        -(group.mean("A") or 0.0),
+        group.config.hash,
+    )
+
+
+def changes(config: RunConfig) -> list[str]:
+    """Settings and fields that are not as the benchmark has them for the method; tasks and seed aside."""
+    usual = usual_values(config) or (METHODS[config.method].settings if config.method in METHODS else {})
+    own = config.flat().items()
+    return [name for name, value in own if usual.get(name, value) != value and name not in ("tasks", "seed", "path")]
+
+
+def is_preset(config: RunConfig) -> bool:
+    """Whether a run is what its benchmark has for the method."""
+    return config.benchmark in BENCHMARKS and not changes(config)
+
+
+def by_settings(group: Group) -> tuple[Any, ...]:
+    values = without_seed(group.config).values()
+    order = [(0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in values]
+    return (group.variant or "", order)
+
+
+# -- labels -------------------------------------------------------------------------------------------------------
+
+
+def labels(groups: Sequence[Group]) -> dict[str, str]:
+    """Config hash → label, for groups that are shown together.
+
+    A method's name stands alone only where it is the method's only group but for variants with names of their own.
+    """
+    named: dict[str, str] = {}
+    for method in dict.fromkeys(group.method for group in groups):
+        alike = of_method(groups, method)
+        standard = min(alike, key=standing)
+        named |= {group.config.hash: _label(group, standard, alike) for group in alike}
+    shown = list(named.values())
+    # Long texts may be cut to the same one.
+    return {key: label if shown.count(label) == 1 else f"{label} [{key[:6]}]" for key, label in named.items()}
+
+
+def _label(group: Group, standard: Group, alike: Sequence[Group]) -> str:
+    name = label_of(group.method) + (f", {group.variant}" if group.variant else "")
+    ours = without_seed(group.config)
+    family = [without_seed(other.config) for other in alike if other.variant == group.variant]
+    varied = [key for key in ours if any(ours[key] != theirs.get(key) for theirs in family)]
+    of_variant = VARIANTS.get(group.variant or "", frozenset())
+    apart = [key for key in differences(group.config, standard.config) if key not in of_variant]
+    if sum(all(theirs.get(key) == ours[key] for key in apart) for theirs in family) > 1:
+        if len(varied) > MOST_IN_LABEL and is_preset(group.config):
+            return f"{name}, preset"
+        apart = [key for key in ours if key in apart or key in varied]
+    return " ".join([name, *(f"{key}={plain(ours[key], 24)}" for key in apart)])
+
+
+def differences(config: RunConfig, other: RunConfig) -> list[str]:
+    """Fields and settings of ``config`` that ``other`` has otherwise, seed aside."""
+    return [name for name in config.unlike(other) if name != "seed"]
+
+
+def without_seed(config: RunConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.flat().items() if name != "seed"}

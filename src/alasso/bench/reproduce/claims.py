@@ -24,7 +24,7 @@ from alasso.bench.results import is_number
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
-    from alasso.bench.probe.findings import Measured
+    from alasso.bench.probe import Measured
 
 HOLDS, WITHIN_NOISE, DOES_NOT_HOLD = "holds", "within noise", "does not hold"
 NOT_COMPUTABLE, NOT_RUN = "not computable", "not run"

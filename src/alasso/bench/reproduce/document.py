@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from alasso.bench.cli.console import spread
 from alasso.bench.config import RunConfig, nearest
 from alasso.bench.labels import count_of
-from alasso.bench.probe.findings import Measured
+from alasso.bench.probe import Measured
 from alasso.bench.report.aggregate import Group
 from alasso.bench.reproduce import parts, show, timing
 from alasso.bench.reproduce.claims import DOES_NOT_HOLD, NOT_RUN, WITHIN_NOISE, Judged, Untested
@@ -218,7 +218,7 @@ class Document:
         if drawn is None:
             lacking = why_not_drawn(name) if self.evidence.results_of(experiments) else MISSING
             return f"*No figure of {title}: {lacking}.*"
-        from alasso.bench.report.figure_files import save
+        from alasso.bench.report.figures import save
 
         (path,) = save(drawn, self.figures, f"{experiments[0]}-{name}", formats=("svg",))
         return f"![{title}]({self.figures.name}/{path.name})"
@@ -338,14 +338,14 @@ class Document:
 
 def drawers() -> dict[str, Callable[[Sequence[Result]], Figure | None]]:
     """Figures that are drawn from results, by name."""
-    from alasso.bench.report import figure_files
+    from alasso.bench.report import figures as figure_files
 
     return {known: draw for known, draw, _ in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
 
 
 def why_not_drawn(name: str) -> str:
     """What results lack that give no such figure."""
-    from alasso.bench.report import figure_files
+    from alasso.bench.report import figures as figure_files
 
     lacking = {known: why for known, _, why in (*figure_files.OF_A_SECTION, *figure_files.OF_ALL)}
     return lacking.get(name) or MISSING

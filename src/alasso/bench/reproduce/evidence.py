@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from alasso.bench.data.version import short
-from alasso.bench.intransigence import same_stream
-from alasso.bench.probe.findings import Measured, Plan, read
+from alasso.bench.metrics import same_stream
+from alasso.bench.probe import Measured, Plan, read
 from alasso.bench.report.aggregate import MEASURES, Group, groups
 from alasso.bench.reproduce.experiments import Experiment, config_of
 from alasso.bench.reproduce.plan import notes_in, probes_in, results_in
-from alasso.bench.results import Result
+from alasso.bench.results import Result, read_note
 from alasso.bench.results import read as read_checked
-from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
 
 Values = dict[int, float]  # seed → value
@@ -48,7 +47,7 @@ class Evidence:
         paths = [path for path, config_hash in results_in(out).items() if config_hash in wanted]
         found = Evidence(experiments, [read_or_advise(path) for path in paths], out)
         for path in [path for path, config_hash in notes_in(out).items() if config_hash in wanted]:
-            note = divergence.read(path)
+            note = read_note(path)
             found.ended_early.setdefault(note.config.hash, {})[note.config.seed] = note.task
         return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alasso.bench.config import RunConfig, nearest, read_toml
-from alasso.bench.probe.findings import Plan as ProbePlan
+from alasso.bench.probe import Plan as ProbePlan
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.errors import AlassoError
 

@@ -5,32 +5,28 @@ from __future__ import annotations
 import glob
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alasso.bench import probe as probe_findings
 from alasso.bench.config import RunConfig
 from alasso.bench.labels import count_of
-from alasso.bench.probe import findings as probe_findings
-from alasso.bench.probe.findings import Plan as ProbePlan
+from alasso.bench.probe import Plan as ProbePlan
 from alasso.bench.reproduce.counting import slow_kind
 from alasso.bench.reproduce.experiments import Experiment
-from alasso.bench.reproduce.lost import Lost, LostStack
-from alasso.bench.results import result_path
-from alasso.bench.training import diverged as divergence
-from alasso.bench.training.waypoints import carriers
+from alasso.bench.results import DIVERGED, note_path, result_path
 
 RUN_NAME = re.compile(r"_([0-9a-f]{10})_s\d+$")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Runs that are carried out together: one benchmark, one number of tasks, and shorter runs on their way."""
+    """Runs that are carried out together: one benchmark, one number of tasks."""
 
     benchmark: str
     tasks: int | None
     trained: tuple[RunConfig, ...]
-    on_the_way: tuple[RunConfig, ...]
     present: int  # runs of this part that have a result already
 
     @property
@@ -39,7 +35,7 @@ class Part:
 
     @property
     def configs(self) -> tuple[RunConfig, ...]:
-        return (*self.trained, *self.on_the_way)
+        return self.trained
 
 
 @dataclass(frozen=True)
@@ -62,10 +58,9 @@ class Probe:
 class Plan:
     """``parts`` and ``probes``: what is missing; ``present`` and ``probes_present``: how much is there already.
 
-    ``runs``: how many are trained in parts; ``on_the_way``: how many more are passed through by these;
-    ``nothing_to_train``: by title, runs that are there already and belong to no part; ``again``: stacks that missing
-    runs were in before, and come back from as they were; ``alone`` and ``unknown``: missing runs whose stacks cannot
-    be trained again, for nobody knows so many of their runs; ``diverged``: runs that came to no end before, and are
+    ``runs``: how many are trained in parts;
+    ``nothing_to_train``: by title, runs that are there already and belong to no part;
+    ``diverged``: runs that came to no end before, and are
     not tried again.
     """
 
@@ -74,9 +69,6 @@ class Plan:
     present: int
     probes_present: int = 0
     nothing_to_train: Mapping[str, int] = field(default_factory=dict)
-    again: tuple[LostStack, ...] = ()
-    alone: tuple[RunConfig, ...] = ()
-    unknown: int = 0
     diverged: tuple[RunConfig, ...] = ()
 
     @property
@@ -87,16 +79,11 @@ class Plan:
     def to_train(self) -> list[RunConfig]:
         """Every run that is begun, be it for a probe or for another run's sake."""
         in_parts = [config for part in self.parts for config in part.trained]
-        again = [config for stack in self.again for config in stack.runs]
-        return [*in_parts, *again, *(probe.config for probe in self.probes)]
-
-    @property
-    def on_the_way(self) -> int:
-        return sum(len(part.on_the_way) for part in self.parts)
+        return [*in_parts, *(probe.config for probe in self.probes)]
 
     @property
     def empty(self) -> bool:
-        return not (self.runs or self.probes or self.again)
+        return not (self.runs or self.probes)
 
 
 def part_title(config: RunConfig) -> str:
@@ -123,7 +110,7 @@ def results_in(out: Path) -> dict[Path, str]:
 
 def notes_in(out: Path) -> dict[Path, str]:
     """The same for notes of runs that diverged, those aside that have a result: it came at another time, and counts."""
-    return with_hashes(path for path in out.glob(f"*{divergence.SUFFIX}") if not path.with_suffix(".json").exists())
+    return with_hashes(path for path in out.glob(f"*{DIVERGED}") if not path.with_suffix(".json").exists())
 
 
 def with_hashes(paths: Iterable[Path]) -> dict[Path, str]:
@@ -135,20 +122,14 @@ def make_plan(
     experiments: Sequence[Experiment],
     seeds: int | None,
     out: Path,
-    lost: Callable[[Sequence[RunConfig]], Lost] = lambda missing: Lost(),
 ) -> Plan:
-    """A run that several experiments share is planned once: it is known by its config, not by its name.
-
-    ``lost``: the stacks that some of the missing runs were in before.
-    """
+    """A run that several experiments share is planned once: it is known by its config, not by its name."""
     wanted = runs_of(experiments, seeds)
     without = [config for config in wanted.values() if not result_path(config, out).exists()]
-    diverged = [config for config in without if divergence.note_path(config, out).exists()]
+    diverged = [config for config in without if note_path(config, out).exists()]
     missing = [config for config in without if config not in diverged]
     present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
-    found = lost(missing)
-    back = {config.name for stack in found.stacks for config in stack.lost}
-    parts = _parts([config for config in missing if config.name not in back], present)
+    parts = _parts(missing, present)
     with_part = {part.title for part in parts}
     probes = _probes(experiments, seeds)
     to_measure = tuple(probe for probe in probes if not probe.is_there(out))
@@ -158,9 +139,6 @@ def make_plan(
         present=present.total(),
         probes_present=len(probes) - len(to_measure),
         nothing_to_train={title: count for title, count in present.items() if title not in with_part},
-        again=found.stacks,
-        alone=found.alone,
-        unknown=len(found.unknown),
         diverged=tuple(diverged),
     )
 
@@ -176,15 +154,11 @@ def whole_parts(experiments: Iterable[Experiment], seeds: int | None = None) -> 
 
 
 def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Part]:
-    """Runs on the way of a missing one go with it; those whose longer run is there already are trained."""
-    carrier_of = carriers(missing)
     trained: dict[str, list[RunConfig]] = {}
-    on_the_way: dict[str, list[RunConfig]] = {}
     for config in missing:
-        carrier = carrier_of.get(config.name)
-        (on_the_way if carrier else trained).setdefault(part_title(carrier or config), []).append(config)
+        trained.setdefault(part_title(config), []).append(config)
     return [
-        Part(configs[0].benchmark, configs[0].tasks, tuple(configs), tuple(on_the_way.get(title, ())), present[title])
+        Part(configs[0].benchmark, configs[0].tasks, tuple(configs), present[title])
         for title, configs in trained.items()
     ]
 

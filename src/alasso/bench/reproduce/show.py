@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench.labels import count_of
+from alasso.bench.report.page import ClaimRow, Claims
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
@@ -102,18 +103,11 @@ def plan_table(plan: Plan, estimate: Estimate, experiments: Sequence[Experiment]
         missing = {config.hash for config in part.configs}
         waiting = [one.id for one in experiments if one.probe is None and missing & {c.hash for c in one.configs(1)}]
         about = "?" if seconds is None else roughly(seconds)
-        counts = [str(len(counted)) for counted in (part.trained, part.on_the_way)]
+        counts = [str(len(counted)) for counted in (part.trained, ())]
         table.add_row(part.title, ", ".join(waiting), *counts, str(part.present), about)
     for title, present in plan.nothing_to_train.items():
         of = [one.id for one in experiments if one.probe is None and title in {part_title(c) for c in one.configs(1)}]
         table.add_row(title, ", ".join(of), "0", "0", str(present), "–")
-    if plan.again:
-        lost = {config.hash for stack in plan.again for config in stack.lost}
-        of = [one.id for one in experiments if one.probe is None and lost & {config.hash for config in one.configs(1)}]
-        trained = sum(len(stack.runs) for stack in plan.again)
-        passed = sum(len(stack.configs) for stack in plan.again) - trained
-        about = roughly(estimate.again) if estimate.again else "?"
-        table.add_row("lost results, in their stacks", ", ".join(of), str(trained), str(passed), "0", about)
     if plan.probes or plan.probes_present:
         of = [one.id for one in experiments if one.probe is not None]
         counts = [str(len(plan.probes)), "0", str(plan.probes_present)]
@@ -157,6 +151,31 @@ def verdict_table(
             cells += [one.claim.bar()] if wide else []
             table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
     return table
+
+
+def for_page(judged: Sequence[Judged], words: Words, *, quick: bool) -> Claims | None:
+    """The same table, whole, for the report's page; None where there are no claims."""
+    if not judged:
+        return None
+    topics = {
+        in_small(topic) if quick else topic: [
+            ClaimRow(
+                says=one.claim.says,
+                where=one.claim.where,
+                numbers=(shown_paper(one.claim), shown_of(one), one.claim.bar()),
+                verdict=verdict_in_words(one, quick=quick),
+                kind="" if quick else one.verdict,
+            )
+            for one in claims
+        ]
+        for topic, claims in by_topic(judged).items()
+    }
+    return Claims(
+        title=in_small(words.claims) if quick else words.claims,
+        note=words.quick_caption if quick else f"{tally_sentence(judged)} {VERDICT_CAPTION}",
+        columns=("claim", words.said, "ours", "bar", verdict_heading(quick)),
+        topics=topics,
+    )
 
 
 def verdict_in_words(one: Judged, *, quick: bool) -> str:

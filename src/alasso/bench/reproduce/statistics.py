@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.bench.labels import count_of
-from alasso.bench.probe.findings import check_surrogate
+from alasso.bench.probe import check_surrogate
 from alasso.bench.report.aggregate import Array
 from alasso.bench.reproduce.evidence import Evidence, Values
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
-    from alasso.bench.probe.findings import Measured
+    from alasso.bench.probe import Measured
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from alasso.bench.config import RunConfig
 from alasso.bench.registry import METHODS
 from alasso.bench.reproduce.counting import is_variational
-from alasso.bench.training.progress import Quiet
+from alasso.bench.training.progress import Observer
 
 if TYPE_CHECKING:
     import torch
@@ -146,8 +146,7 @@ def seconds_of_moving(probe: Probe, device: str) -> float:
     import torch
 
     from alasso.bench import models
-    from alasso.bench.probe.measure import random_weights, task_loss
-    from alasso.bench.probe.weight_lines import losses
+    from alasso.bench.probe.measure import losses, random_weights, task_loss
     from alasso.bench.training.run import torch_device
 
     config, plan, place = probe.config, probe.plan, torch_device(device)
@@ -223,7 +222,7 @@ class Enough(Exception):
     """The meter has seen what it needs."""
 
 
-class Meter(Quiet):
+class Meter(Observer):
     """Watches steps after those that warm up, in several looks: a median is not led astray by what else runs."""
 
     def __init__(self, watching: Watching, finish: Callable[[], None]) -> None:

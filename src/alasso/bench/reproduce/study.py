@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
-from alasso.bench.config import RunConfig
 from alasso.bench.data.version import refuse_changed_images
-from alasso.bench.reproduce import stopwatch, timing
+from alasso.bench.reproduce import show, stopwatch, timing
 from alasso.bench.reproduce.claims import Claim, Claims, Judged, about, judge_all, read_claims
 from alasso.bench.reproduce.document import QUICK_TEMPLATE, Document, template_of
 from alasso.bench.reproduce.evidence import Evidence
 from alasso.bench.reproduce.experiments import PAPER, Experiment, chosen, read_experiments
-from alasso.bench.reproduce.lost import Lost, lost_stacks
 from alasso.bench.reproduce.plan import Plan, make_plan, results_in, runs_of
 from alasso.bench.reproduce.show import OF_OWN, OF_PAPER, Words
-from alasso.bench.results import Result, checkpoint_path, environment, read_all, result_path
-from alasso.bench.training.waypoints import but_for_tasks
+from alasso.bench.results import checkpoint_path, result_path
 from alasso.errors import AlassoError
 
 
@@ -92,23 +87,7 @@ class Study:
         return OF_PAPER if self.folder == PAPER else OF_OWN
 
     def plan(self, device: str) -> Plan:
-        return make_plan(self.chosen, self.seeds, self.places.out, partial(self.lost_stacks, device))
-
-    def lost_stacks(self, device: str, missing: Sequence[RunConfig]) -> Lost:
-        """Of runs that are missing, the stacks that results of this device say they were in."""
-
-        def here() -> dict[str, Any]:
-            from alasso.bench.training.run import torch_device
-
-            return environment(str(torch_device(device)))
-
-        out = self.places.out
-        begun = {
-            but_for_tasks(c) for c in runs_of(self.experiments.values()).values() if checkpoint_path(c, out).exists()
-        }
-        never_begun = [config for config in missing if but_for_tasks(config) not in begun]
-        present = [found for found in read_all([out]) if isinstance(found, Result)] if never_begun else []
-        return lost_stacks(never_begun, present, self.experiments.values(), cache(here))
+        return make_plan(self.chosen, self.seeds, self.places.out)
 
     def refuse_other_images(self) -> None:
         """Of runs on a folder of images, what is there must have been made on the images that are in it now."""
@@ -161,16 +140,13 @@ class Study:
     def page(self, judged: Sequence[Judged]) -> str | None:
         """The verdicts, and the report of all results in the folder; None where there are none."""
         from alasso.bench.report import page
-        from alasso.bench.report.charts import bokeh
-        from alasso.bench.report.claims_section import claims_section
         from alasso.bench.report.load import collect
 
-        bokeh()
         if not self.places.out.is_dir():
             return None
         found = collect([self.places.out])
-        verdicts = claims_section(judged, self.words, quick=self.quick)
-        return page.build(found, opening=verdicts) if found.results or found.probes else None
+        verdicts = show.for_page(judged, self.words, quick=self.quick)
+        return page.build(found, claims=verdicts) if found.results or found.probes else None
 
 
 def _within(claim: Claim, experiments: Mapping[str, Experiment]) -> bool:

@@ -38,14 +38,13 @@ class Estimate:
     device: str
     parts: dict[str, float] = field(default_factory=dict)
     probes: float = 0.0
-    again: float = 0.0  # stacks of lost results
     sources: dict[str, int] = field(default_factory=dict)
     measured_probes: int = 0
     uncounted: tuple[str, ...] = ()  # parts of which it is not known how many steps they take
 
     @property
     def seconds(self) -> float:
-        return sum(self.parts.values()) + self.probes + self.again
+        return sum(self.parts.values()) + self.probes
 
     def sentence(self) -> str:
         names = {
@@ -129,16 +128,15 @@ def estimate(
         return at_pace(config, measure) if seconds is None else seconds
 
     parts = {part.title: of_runs(part.trained) for part in plan.parts if part.benchmark in EXAMPLES}
-    again = sum(of_runs(stack.runs) for stack in plan.again if stack.runs[0].benchmark in EXAMPLES)
     to_probe = [probe for probe in plan.probes if probe.config.benchmark in EXAMPLES]
     probes = 0.0
     for probe in to_probe:
         whole = from_results(probe.config, mine)
         step = measure(probe.config).step if whole is None else whole / steps_of(probe.config)
         probes += steps_of_probe(probe) * step + moving(probe)
-    titles = [part.title for part in plan.parts] + [part_title(stack.runs[0]) for stack in plan.again]
+    titles = [part.title for part in plan.parts]
     uncounted = tuple(dict.fromkeys(title for title in titles if title.partition(",")[0] not in EXAMPLES))
-    return Estimate(device, parts, probes, again, sources, len(to_probe), uncounted)
+    return Estimate(device, parts, probes, sources, len(to_probe), uncounted)
 
 
 def steps_of_probe(probe: Probe) -> float:

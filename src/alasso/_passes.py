@@ -1,0 +1,278 @@
+r"""The passes over memory before and after an optimizer's step.
+
+With g the task's gradient, θ the weights, and the springs (θ̂, k⁻, k⁺) of all regularizers attached:
+
+.. math::
+
+    \text{before} \quad & t \leftarrow g + \sum 2 k^\pm (\theta - \hat\theta), \qquad \theta_0 \leftarrow \theta
+
+    \text{after} \quad & \omega \leftarrow \omega - g \, (\theta - \theta_0)
+
+A :class:`Batch` takes pieces of many parameters at once, by torch's foreach operations: on a CPU as many weights as fit
+the cache, on a GPU all of them. A :class:`CompiledParameter` makes each pass one kernel. An :class:`OddParameter` takes
+what fits neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from alasso._compile import compiled, flat, flat_state, no_compiler, with_tensor_settings
+from alasso._distributed import local
+from alasso.methods.base import Surrogate, add_to_path_
+
+if TYPE_CHECKING:
+    from alasso.regularizer import Regularizer
+
+#: Weights in a batch on a CPU: enough for all cores, few enough that what a pass wrote is in a cache for the next.
+PIECE = 1 << 18
+
+
+class Share(NamedTuple):
+    """A regularizer's share in one parameter's steps."""
+
+    surrogate: Surrogate[Any]
+    state: Any
+    has_past: bool
+
+    @classmethod
+    def of(cls, regularizer: Regularizer, name: str, parameter: nn.Parameter) -> Share:
+        """Return what a regularizer has to do with the parameter that it knows by a name."""
+        state = regularizer.protected.state_of(name, parameter)
+        return cls(regularizer.surrogate, state, regularizer.tasks > 0)
+
+
+class Work(NamedTuple):
+    """One parameter's part in the steps."""
+
+    parameter: nn.Parameter
+    total: Tensor  # the gradient that the optimizer sees
+    before: Tensor | None  # the weights before the step, where a path is observed
+    shares: tuple[Share, ...]
+
+
+def is_plain(work: Work, grad: Tensor) -> bool:
+    """Return whether all tensors are dense and of one precision, device and layout: their numbers correspond."""
+    first = work.parameter
+    if first.dtype not in (torch.float32, torch.float64):
+        return False
+    tensors = [first, grad, work.total] if work.before is None else [first, grad, work.total, work.before]
+    for share in work.shares:
+        tensors += [t for t in share.state if t.shape == first.shape]
+    for t in tensors:
+        if type(t) not in (Tensor, nn.Parameter) or t.shape != first.shape or t.device != first.device:
+            return False
+        if t.layout is not torch.strided or (t.dtype != first.dtype and t.is_floating_point()):
+            return False
+    if all(t.is_contiguous() for t in tensors):
+        return True
+    return first.dim() == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+
+
+def passes(works: Sequence[Work], compile: bool) -> list[Batch | CompiledParameter]:
+    """Return what does the work of plain parameters."""
+    kernels = [work for work in works if compile and no_compiler(work.parameter.device.type) is None]
+    others = [work for work in works if not compile or no_compiler(work.parameter.device.type) is not None]
+    return [*map(CompiledParameter, kernels), *batches(others)]
+
+
+# -- many parameters at once -----------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A part of one parameter's flat tensors; all of them in their own shape where it is whole."""
+
+    work: Work
+    begin: int
+    end: int
+    is_whole: bool
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What pieces of one batch have in common."""
+        shares = tuple((id(share.surrogate), share.has_past) for share in self.work.shares)
+        return self.work.total.device, self.work.total.dtype, shares
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the piece's part of a tensor."""
+        return tensor if self.is_whole else flat(tensor)[self.begin : self.end]
+
+    def state(self, share: int) -> Any:
+        """Return the piece's part of the state of one share."""
+        state = self.work.shares[share].state
+        return type(state)(*(self.of(t) if t.shape == self.work.parameter.shape else t for t in state))
+
+
+class Spring(NamedTuple):
+    """What pulls a piece, or the lists of this for many of them."""
+
+    anchor: Any
+    k_plus: Any
+    more_left: Any  # k⁻ − k⁺; None where the sides are alike
+
+    @classmethod
+    def of(cls, surrogate: Surrogate[Any], state: Any) -> Spring:
+        """Return a piece's spring."""
+        k_minus, k_plus = surrogate.stiffness(state)
+        return cls(state.anchor, k_plus, None if k_minus is k_plus else k_minus - k_plus)
+
+
+def batches(works: Sequence[Work]) -> list[Batch]:
+    """Return batches that together do the work of plain parameters."""
+    kinds: dict[tuple[Any, ...], list[list[Piece]]] = {}
+    for piece in _pieces(works):
+        groups = kinds.setdefault(piece.kind, [[]])
+        on_cpu = piece.work.total.is_cpu
+        if on_cpu and sum(p.end - p.begin for p in groups[-1]) + piece.end - piece.begin > PIECE:
+            groups.append([])
+        groups[-1].append(piece)
+    return [Batch(group) for groups in kinds.values() for group in groups if group]
+
+
+def _pieces(works: Sequence[Work]) -> Iterator[Piece]:
+    for work in works:
+        size = work.total.numel()
+        step = PIECE if work.total.is_cpu else max(size, 1)
+        for begin in range(0, size, step):
+            yield Piece(work, begin, min(begin + step, size), size <= step)
+
+
+class Batch:
+    """Pieces of plain parameters that take the same passes."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._theta = [p.of(p.work.parameter.detach()) for p in pieces]
+        self._total = [p.of(p.work.total) for p in pieces]
+        self._before = [p.of(p.work.before) for p in pieces if p.work.before is not None]
+        self._springs: list[Spring] = []  # of each regularizer
+        self._paths: list[list[Tensor]] = []
+        for i, share in enumerate(pieces[0].work.shares):
+            states = [p.state(i) for p in pieces]
+            if share.has_past:
+                springs = [Spring.of(share.surrogate, state) for state in states]
+                anchor, k_plus, more_left = (list(column) for column in zip(*springs, strict=True))
+                self._springs.append(Spring(anchor, k_plus, None if more_left[0] is None else more_left))
+            if share.surrogate.observes_path:
+                self._paths.append([state.path for state in states])
+        self._grads: list[Tensor] = []
+
+    def open(self) -> None:
+        """Make the total gradients from the parameters' own, and remember the weights."""
+        self._grads = [piece.of(grad) for piece in self._pieces if (grad := piece.work.parameter.grad) is not None]
+        torch._foreach_copy_(self._total, self._grads)
+        for anchor, k_plus, more_left in self._springs:
+            d = torch._foreach_sub(self._theta, anchor)
+            torch._foreach_addcmul_(self._total, k_plus, d, 2)
+            if more_left is not None:
+                torch._foreach_clamp_max_(d, 0.0)
+                torch._foreach_addcmul_(self._total, more_left, d, 2)
+        if self._before:
+            torch._foreach_copy_(self._before, self._theta)
+
+    def close(self) -> None:
+        """Add the step to the paths."""
+        if self._paths:
+            moves = torch._foreach_sub(self._theta, self._before)
+            for path in self._paths:
+                torch._foreach_addcmul_(path, self._grads, moves, -1)
+        self._grads = []
+
+
+# -- compiled --------------------------------------------------------------------------------------------------
+
+
+def open_pass(
+    total: Tensor, before: Tensor | None, g: Tensor, theta: Tensor, pasts: Sequence[tuple[Surrogate[Any], Any]]
+) -> None:
+    """Do :meth:`Batch.open` in one go over one flat tensor."""
+    for surrogate, state in pasts:
+        g = g + surrogate.penalty_grad(theta, state)
+    total.copy_(g)
+    if before is not None:
+        before.copy_(theta)
+
+
+def close_pass(theta: Tensor, before: Tensor, g: Tensor, paths: Sequence[Tensor]) -> None:
+    """Do :meth:`Batch.close` in one go over one flat tensor."""
+    for path in paths:
+        add_to_path_(path, g, before, theta)
+
+
+class CompiledParameter:
+    """One plain parameter whose passes are compiled."""
+
+    def __init__(self, work: Work) -> None:
+        self._parameter = work.parameter
+        self._theta, self._total = flat(work.parameter.detach()), flat(work.total)
+        self._before = None if work.before is None else flat(work.before)
+        self._pasts = [
+            (with_tensor_settings(share.surrogate, self._theta), flat_state(share.state, work.parameter.shape))
+            for share in work.shares
+            if share.has_past
+        ]
+        self._paths = [flat(share.state.path) for share in work.shares if share.surrogate.observes_path]
+        kinds = "_".join(type(surrogate).__name__ for surrogate, _ in self._pasts)
+        self._open = compiled(("open", kinds), open_pass, f"open_step_{kinds}")
+        self._close = compiled("close", close_pass, "close_step")
+        self._g = self._total
+
+    def open(self) -> None:
+        """Make the total gradient, and remember the weights."""
+        assert self._parameter.grad is not None
+        self._g = flat(self._parameter.grad)
+        self._open(self._total, self._before, self._g, self._theta, self._pasts)
+
+    def close(self) -> None:
+        """Add the step to the paths."""
+        if self._paths:
+            self._close(self._theta, self._before, self._g, self._paths)
+        self._g = self._total
+
+
+# -- what fits neither -----------------------------------------------------------------------------------------
+
+
+class OddParameter:
+    """A parameter in half precision, a shard, one with a scaled gradient, or one that ascends."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._g: Tensor | None = None
+        self._scale: float | Tensor = 1.0
+
+    def open(self, scale: float | Tensor = 1.0) -> None:
+        """Make the total gradient, and remember the weights.
+
+        Args:
+            scale: The factor from the task's loss to what the optimizer descends: a GradScaler's, −1 to ascend.
+        """
+        parameter, total, before, shares = self._work
+        theta, t = local(parameter).detach(), local(total)
+        assert parameter.grad is not None
+        self._g, self._scale = local(parameter.grad).detach(), scale
+        t.copy_(self._g)
+        for surrogate, state, has_past in shares:
+            if has_past:
+                t.add_(surrogate.penalty_grad(theta.to(state.anchor.dtype), state) * scale)
+        if before is not None:
+            before.copy_(theta)
+
+    def close(self, found_inf: Tensor | None = None) -> None:
+        """Add the step to the paths; not one that a scaler skipped, whose 0 · inf would poison ω."""
+        parameter, _, before, shares = self._work
+        assert self._g is not None
+        if before is not None:
+            theta = local(parameter).detach()
+            for share in shares:
+                if share.surrogate.observes_path:
+                    path = share.state.path
+                    g = self._g.to(path.dtype) / self._scale
+                    if found_inf is not None:
+                        g = torch.where(found_inf.to(g.device, torch.bool), 0.0, g)
+                    add_to_path_(path, g, before.to(path.dtype), theta.to(path.dtype))
+        self._g = None
