@@ -56,7 +56,7 @@ def test_several_results_in_one_file_are_read_as_if_each_had_its_own(name, tmp_p
     path = packed(both, tmp_path / "deep" / name)
     assert list(results.read_all([path])) == list(results.read_all([tmp_path])) == both
     assert collect([tmp_path]).results == both
-    with pytest.raises(AlassoError, match=r"x\.jsonl.* holds 2 results; `alasso unpack"):
+    with pytest.raises(AlassoError, match=r"x\.jsonl.* holds 2 results; name a file with one"):
         results.read(path)
 
 
@@ -69,14 +69,6 @@ def test_one_result_may_be_compressed(tmp_path):
     assert list(results.read_all([tmp_path])) == [made_up()]
 
 
-def test_unpacked_files_are_those_that_the_runs_wrote(tmp_path):
-    both = [made_up(0), made_up(1)]
-    written = [results.write(one, tmp_path / "runs").read_bytes() for one in both]
-    files = results.unpack(packed(both, tmp_path / "x.jsonl"), tmp_path / "out")
-    assert [path.name for path in files] == [f"{one.name}.json" for one in both]
-    assert [path.read_bytes() for path in files] == written
-
-
 def test_a_bad_line_is_named_and_the_others_are_read(tmp_path):
     path = packed([made_up()], tmp_path / "x.jsonl")
     path.write_text(path.read_text() + "{}\n\n{\n")
@@ -86,9 +78,6 @@ def test_a_bad_line_is_named_and_the_others_are_read(tmp_path):
         f"{path}, line 2, is not a result of alasso",
         f"{path}, line 4, is not a whole JSON file",
     ]
-    with pytest.raises(AlassoError, match="line 2, is not a result"):
-        results.unpack(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_archive_is_one_clear_line(tmp_path):

@@ -269,10 +269,10 @@ def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
 # Conv nets need less damping: SI's authors used ξ = 1e-3 on CIFAR, and so does ALASSO here.
 _SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}, "alasso-memory": {"xi": 1e-3}}
 # a = 1.2 by held-out examples: 0.686 ± 0.022 against 0.670 ± 0.035 with 1.8, three seeds each, and 0.675 with 3, one
-# seed (records/2026-11-15-split-cifar-search); c = 1 as everywhere in the paper. With a memory, the same settings.
+# seed (paper/records/searches.jsonl); c = 1 as everywhere in the paper. With a memory, the same settings.
 _SPLIT_CIFAR = {**_SMALL_XI, "alasso": {"xi": 1e-3, "a": 1.2}, "alasso-memory": {"xi": 1e-3, "a": 1.2}}
 # ξ = 0.01 by held-out examples of 15 tasks: 0.621 against 0.606 with 0.001, one seed
-# (records/2026-11-16-tiny-imagenet-search). With a memory, the same.
+# (paper/records/searches.jsonl). With a memory, the same.
 _SPLIT_TINY = {**_SMALL_XI, "alasso": {"xi": 1e-2}, "alasso-memory": {"xi": 1e-2}}
 _ADAM = {"learning_rate": 1e-3}
 _PERMUTED_MNIST = {**_ADAM, "tasks": 30, "epochs": 20, "batch_size": 256, "model": "mlp", "hidden": 2000}

@@ -116,26 +116,6 @@ def as_text(value: Any, indent: int = 0) -> str:
     return brackets[0] + ",".join(f"{line} {item}" for item in items) + line + brackets[1]
 
 
-def unpack(path: Path, folder: Path) -> list[Path]:
-    """Writes each result of a file into a file of its own, as the run wrote it.
-
-    Args:
-        path: A file with one or more results, or a folder of such files.
-        folder: Where the files go; made if it is missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        AlassoError: ``path`` holds something else, or the folder takes no files.
-    """
-    found = list(read_all([path]))
-    for result in found:
-        if isinstance(result, AlassoError):
-            raise result
-    return [write(result, folder) for result in found if isinstance(result, Result)]
-
-
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +135,7 @@ def read(path: Path) -> Result:
         raise AlassoError(f"{path} is a folder; name one result file")
     found = read_file(path)
     if len(found) != 1:
-        raise AlassoError(f"{path} holds {len(found)} results; `alasso unpack {path}` writes a file for each")
+        raise AlassoError(f"{path} holds {len(found)} results; name a file with one")
     if isinstance(found[0], AlassoError):
         raise found[0]
     return found[0]
@@ -263,7 +243,7 @@ def checked(result: Result) -> Result:
 
 
 def is_list_of_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(is_number, value))
+    return isinstance(value, list) and set(map(type, value)) <= {int, float}
 
 
 def is_number(value: object) -> bool:

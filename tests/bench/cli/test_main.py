@@ -133,8 +133,7 @@ def test_the_table_of_commands_says_what_each_command_says_of_itself(name, monke
     where, line = cli.COMMANDS[name]
     found = pkgutil.resolve_name(f"alasso.bench.cli.{where}")
     own = found.info.help if isinstance(found, typer.Typer) else found.__doc__
-    if name != "reproduce":
-        assert own.splitlines()[0] == line
+    assert own.splitlines()[0] == line
     code, output, errors = in_process([name, "--help"], monkeypatch, capsys)
     assert not code and f"Usage: alasso {name}" in output and not errors
     assert all(len(row) <= 80 for row in output.splitlines())

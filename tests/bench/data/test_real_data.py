@@ -38,7 +38,7 @@ def test_split_cifar_says_which_edition_it_ran_on():
     assert result.data["cifar10"] == "official" and result.data["cifar100"] in ("official", "re-split")
 
 
-@pytest.mark.xfail(strict=False, reason="single runs lie at 0.936 ± 0.007; see docs/reproduction.md")
+@pytest.mark.xfail(strict=False, reason="single runs lie at 0.936 ± 0.007; see paper/REPRODUCTION.md")
 @pytest.mark.gpu
 def test_the_papers_main_experiment_on_a_gpu():
     needs("mnist")

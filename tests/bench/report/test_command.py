@@ -61,7 +61,7 @@ def test_a_page_needs_no_matplotlib(folder, tmp_path):
     code = (
         "import sys; from pathlib import Path; from alasso.bench.cli.report import report\n"
         "from alasso.bench.report import compare, figures, page, watch\n"
-        "print([name for name in ('torch', 'matplotlib', 'bokeh') if name in sys.modules])\n"
+        "print([name for name in ('matplotlib', 'bokeh') if name in sys.modules])\n"
         "report([Path(sys.argv[1])], output=Path(sys.argv[2]))\n"
         "print([name for name in ('matplotlib',) if name in sys.modules])\n"
     )

@@ -10,13 +10,20 @@ from rich.table import Table
 from alasso.bench.cli.console import Terminal
 from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS, METHODS
-from alasso.bench.reproduce.experiments import read_experiments
-from alasso.bench.reproduce.show import experiments_table
+from alasso.bench.reproduce.experiments import PAPER, read_experiments
 
 
 def list_() -> None:
     """Show benchmarks, methods, their settings and the experiments."""
-    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), experiments_table(read_experiments()))
+    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), *experiments())
+
+
+def experiments() -> list[Table]:
+    """None where the paper's folder is not here."""
+    table = _table("Experiments (alasso reproduce --only …)", "id", "what it is", "in the paper", "on one H200")
+    for one in read_experiments(PAPER).values():
+        table.add_row(one.id, one.title, one.paper, one.cost)
+    return [table] if table.row_count else []
 
 
 def benchmarks() -> Table:

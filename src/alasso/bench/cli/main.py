@@ -28,7 +28,7 @@ COMMANDS = {
     "report": ("report:report", "Make one self-contained page, and figures, from results."),
     "compare": ("report:compare", "Show results side by side."),
     "probe": ("run:probe", "Measure a task's loss around its optimum, weight by weight."),
-    "reproduce": ("reproduce:reproduce", "Run the paper's experiments and judge each of its claims."),
+    "reproduce": ("reproduce:reproduce", "Run the paper's missing experiments and judge each of its claims."),
     "data": ("data:data_app", "Download data sets, or check those on the disk."),
 }
 #: Options that take several values after one flag: --seed 0 1 2
