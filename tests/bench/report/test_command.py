@@ -49,7 +49,7 @@ def test_places_that_cannot_be_written_are_found_out_before_anything_is_written(
 def test_a_folder_without_results_is_one_clear_sentence(tmp_path):
     with pytest.raises(AlassoError, match="there are no results in"):
         commands.report([tmp_path], output=tmp_path / "page.html")
-    with pytest.raises(AlassoError, match="--watch follows a folder"):
+    with pytest.raises(AlassoError, match="--watch follows one folder"):
         commands.report([tmp_path / "nowhere"], output=tmp_path / "page.html", watch=True)
     with pytest.raises(AlassoError, match="--port is for --watch"):
         commands.report([tmp_path], output=tmp_path / "page.html", port=8000)

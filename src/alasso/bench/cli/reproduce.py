@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench import results
-from alasso.bench.cli.console import Terminal, end_stopped, say
-from alasso.bench.cli.options import DataDir, Device
+from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
@@ -89,7 +88,7 @@ def reproduce(
     report: Annotated[Path | None, typer.Option(help=f"The page. Default: {PAGE}; with --judge, none.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
-    """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
+    """Run the paper's missing experiments and judge each of its claims."""
     if sum((plan, judge, unpack is not None)) > 1:
         raise AlassoError("--plan, --judge and --unpack exclude each other: give one of them")
     if judge and seeds is not None:

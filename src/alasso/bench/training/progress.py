@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from alasso.bench.config import RunConfig
 from alasso.bench.io import disk_errors_as_advice
-from alasso.bench.streams import Stream
 from alasso.errors import AlassoError
+
+if TYPE_CHECKING:
+    from alasso.bench.streams import Stream  # torch: a page that follows runs needs none
 
 Accuracy = list[list[float]]
 
