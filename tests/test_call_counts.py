@@ -3,9 +3,9 @@
 import runpy
 from pathlib import Path
 
-MOST_CALLS_OF_A_STEP = 68
-MOST_MODULES_OF_A_STEP = 13
-MOST_CALLS_OF_A_CONSOLIDATION = 156
+MOST_CALLS_OF_A_STEP = 25
+MOST_MODULES_OF_A_STEP = 5
+MOST_CALLS_OF_A_CONSOLIDATION = 45
 
 counting = runpy.run_path(str(Path(__file__).parents[1] / "perf" / "calls.py"))
 
