@@ -26,10 +26,12 @@ OFFERED = [
     "alasso.regularizer",
     "alasso.vcl",
     "alasso.vcl.coresets",
+    "alasso.vcl.layers",
+    "alasso.vcl.objective",
 ]
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$")
 ENTRY = re.compile(r"^    \*{0,2}(\w+):(?: |$)")
-ELSEWHERE = re.compile(r":class:`(\w+)` explains the settings")
+ELSEWHERE = re.compile(r":class:`(\w+)` explains the (settings|arguments)")
 
 
 def public_callables(module):
@@ -57,7 +59,7 @@ def public_methods(cls):
     """Names of a class's methods, without those that a class of another library declares."""
     others = {name for base in cls.__mro__ if not base.__module__.startswith("alasso") for name in vars(base)}
     names = [name for name in dir(cls) if not name.startswith("_") and name not in others]
-    return [name for name in names if inspect.isroutine(getattr(cls, name))]
+    return [name for name in names if inspect.isfunction(getattr(cls, name)) or inspect.ismethod(getattr(cls, name))]
 
 
 def sections(text):
@@ -72,7 +74,8 @@ def sections(text):
 
 
 def returns_something(function):
-    return inspect.signature(function).return_annotation not in (None, "None", "NoReturn", inspect.Signature.empty)
+    nothing = (None, "None", "NoReturn", "Iterator[None]", inspect.Signature.empty)
+    return inspect.signature(function).return_annotation not in nothing
 
 
 def documented(value):
@@ -85,7 +88,7 @@ def entries(lines):
 
 
 def arguments(value, found, expected):
-    """Names of the documented arguments; a class may leave its settings to the public class that it names."""
+    """Names of the documented arguments; a class may leave them to another class that it names."""
     if "Args" in found or not expected:
         return entries(found.get("Args", []))
     if other := ELSEWHERE.search("\n".join(found.get("", []))):
