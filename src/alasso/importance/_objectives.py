@@ -180,9 +180,9 @@ def check_logits(output: Tensor) -> None:
     """Raise AlassoError if outputs are no logits (N, C) of two classes or more."""
     if output.ndim != 2:
         shape = tuple(output.shape)
-        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a custom loss.")
     if output.shape[1] == 1:
-        raise AlassoError("One output has no softmax, its only class is certain: pass a loss of your own.")
+        raise AlassoError("One output has no softmax, its only class is certain: pass a custom loss.")
 
 
 def at_least_single(values: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class ImportancePass:
         self.model, self.objective, self.head, self.chunk = model, objective, head, chunk
         self.own_names = {parameter: name for name, parameter in model.named_parameters()}
         self.parameters = dict(parameters)
-        with torch.inference_mode(False):  # lest the sums be tensors that only inference mode may change
+        with torch.inference_mode(False):  # else only inference mode could change the sums
             self.sums = {p: torch.zeros_like(at_least_single(p.detach())) for p in parameters.values()}
         self.homes = {
             parameter: (layer, slot)
