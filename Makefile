@@ -21,8 +21,9 @@ test-gpu: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# The paper's claims judged anew from the committed results, with the figures that the documents show.
+# The paper's claims judged anew from the committed results, with the figures that the documents show drawn anew.
 figures: $(VENV)/.installed-dev
+	rm -f paper/figures/*.svg
 	$(BIN)/alasso reproduce --judge
 
 # The documentation site in site/; a warning is an error. The search needs a server: python3 -m http.server -d site

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from alasso.bench.config import RunConfig
-from alasso.bench.training.run import run
+from alasso.bench import RunConfig, run
 
 
 def folder_of_digits(where: Path, images_per_class: int = 100) -> Path:

@@ -22,15 +22,3 @@ def pytest_collection_modifyitems(items):
 def _one_thread_and_a_fixed_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def compiled_on_a_cpu(monkeypatch):
-    """Steps of stacks are compiled as on a GPU, with the compiler for a CPU."""
-    from alasso.bench.stacking import lane_gradients, stack
-    from alasso.optim import _compile as kernels
-
-    if kernels.no_compiler("cpu"):
-        pytest.skip("there is no compiler")
-    for module in (stack, lane_gradients):
-        monkeypatch.setattr(module, "compiles_on", lambda device: True)

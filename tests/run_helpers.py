@@ -5,10 +5,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from alasso.bench.cli import main as cli
 from alasso.bench.config import RunConfig
+from alasso.bench.results import checkpoint_path
+from alasso.bench.streams import make_stream
 from alasso.bench.training import run as train
+from alasso.bench.training.checkpoint import Position
+from alasso.bench.training.progress import Observer
+
+from helpers import StopAt
+
+CPU = torch.device("cpu")
 
 SMALL = {"tasks": 3, "epochs": 2, "hidden": 16}
 
@@ -38,3 +47,19 @@ def in_process(words, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return (ended.value.code, *capsys.readouterr())
+
+
+def begun(config, stream=None, model=None):
+    """A learner on a CPU before its first step."""
+    torch.manual_seed(config.seed)
+    return train.make_learner(config, stream or make_stream(config, None, CPU), model, CPU)
+
+
+def break_off(config, out, examples=1437):
+    """Stopped as Ctrl-C stops it, in the second task; nothing is being written any more."""
+    saved = checkpoint_path(config, out)
+    steps_of_a_task = config.epochs * -(-examples // config.batch_size)
+    stop = StopAt(steps_of_a_task + 3)
+    with pytest.raises(train.Stopped, match="task 2"):
+        train.Trainer(begun(config), Position(), Observer(), saved, 1e9, stop).train()
+    assert [path.name for path in out.glob(f"*{config.name}*")] == [saved.name]

@@ -99,7 +99,7 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_reproduction():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) < 700
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) < 40
-    document = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    document = (ROOT / "paper" / "REPRODUCTION.md").read_text(encoding="utf-8")
     columns = ["alasso", "si", "ewc", "sgd", "single-task"]
     for shown, section in (
         ("permuted MNIST", "Permuted MNIST, 30 tasks"),
@@ -117,7 +117,10 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_reproduction():
     assert claims.format(*tally.groups()) in " ".join(text.split())
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+PAGES = [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "paper").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):

@@ -368,7 +368,7 @@ def test_a_state_that_is_not_finite_is_refused(broken):
     assert reg.penalty().item() == before
     with pytest.raises(AlassoError, match="not a saved regularizer but NoneType"):
         reg.load_state_dict(None)
-    with pytest.raises(AlassoError, match="its parameters are no mapping"):
+    with pytest.raises(AlassoError, match="its parameters are a NoneType, not a mapping"):
         reg.load_state_dict({**saved, "parameters": None})
     with pytest.raises(AlassoError, match="its settings are no mapping but NoneType"):
         reg.load_state_dict({**saved, "settings": None})

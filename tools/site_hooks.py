@@ -16,11 +16,15 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from site_equations import drawn
 
-REPRODUCTION = "reproduction.md"
+REPRODUCTION = "REPRODUCTION.md"
+#: Its folder, and how other pages link to it.
+_PAPER = Path(__file__).parent.parent / "paper"
+_TO_REPRODUCTION = re.compile(r"\(((?:\.\./)*)\.\./paper/REPRODUCTION\.md")
 _MARK = re.compile(r"^<!-- (function|table): (.*?) -->$", re.M)
 #: How a function looks below its equation: the source alone.
 _SOURCE_ALONE = (
@@ -34,20 +38,35 @@ _SOURCE_ALONE = (
     "show_docstring_raises: false",
 )
 #: Links to files that are not on the site.
-_LINK_OUT = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|tests|results|records|perf|paper|examples)\b[^)#]*)[^)]*\)")
+_LINK_OUT = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|tests|perf|paper|examples)\b[^)#]*)[^)]*\)")
 #: Words in a column of numbers; the column must not become as wide as they are.
 _WORDS = re.compile(r'<td style="text-align: right;">(?=[^<]*[a-z]{3} [^<]*</td>)')
 #: A row that serves as a heading: one bold cell, then empty ones.
 _HEADING = re.compile(r"<tr>\s*<td>(<strong>[^<]*</strong>)</td>((?:\s*<td[^>]*></td>)+)\s*</tr>")
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the reproduction, which lies beside its results, with its figures.
+
+    Args:
+        files: The files below docs/.
+        config: The site's configuration.
+
+    Returns:
+        The files of the site.
+    """
+    for path in (_PAPER / REPRODUCTION, *sorted((_PAPER / "figures").glob("*.svg"))):
+        name = path.relative_to(_PAPER).as_posix()
+        files.append(File(name, str(_PAPER), config.site_dir, use_directory_urls=False))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Fills the marks of a page, and turns links to files outside the site into their names.
 
     Args:
         markdown: The page as it is written.
         page: The page; that of the reproduction loses its table of contents, because its tables need the room.
-        config: The site's configuration.
 
     Returns:
         The page as mkdocs shall read it.
@@ -58,10 +77,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     def filled(match: re.Match[str]) -> str:
         kind, argument = match.groups()
         if kind == "table":
-            return _table_of_the_reproduction(config, argument)
+            return _table_of_the_reproduction(argument)
         return f"::: {argument}\n    options:\n" + "".join(f"      {option}\n" for option in _SOURCE_ALONE)
 
-    return _LINK_OUT.sub(r"\1 (`\2`)", _MARK.sub(filled, markdown))
+    markdown = _TO_REPRODUCTION.sub(rf"(\1{REPRODUCTION}", _MARK.sub(filled, markdown))
+    return _LINK_OUT.sub(r"\1 (`\2`)", markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -94,9 +114,9 @@ def on_post_build(config: MkDocsConfig) -> None:
     shutil.copyfile(font, Path(config.site_dir) / "assets" / font.name)
 
 
-def _table_of_the_reproduction(config: MkDocsConfig, section: str) -> str:
+def _table_of_the_reproduction(section: str) -> str:
     """The first table of a section, without the rows that have not been run."""
-    document = (Path(config.docs_dir) / REPRODUCTION).read_text(encoding="utf-8")
+    document = (_PAPER / REPRODUCTION).read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(section)}\b.*?^(\|.*?)\n\n", document, re.M | re.S)
     if not found:
         raise PluginError(f"{REPRODUCTION} has no section {section!r} with a table")

@@ -84,10 +84,9 @@ def passes(works: Sequence[Work], compile: bool) -> list[Batch | CompiledParamet
 
 
 class Piece(NamedTuple):
-    """A part of one parameter's flat tensors."""
+    """A part of one parameter's flat tensors; all of them in their own shape where it is whole."""
 
     work: Work
-    springs: tuple[tuple[Tensor, Tensor, Tensor | None] | None, ...]  # of each share: (θ̂, k⁺, k⁻ − k⁺), see Spring
     begin: int
     end: int
     is_whole: bool
@@ -95,13 +94,31 @@ class Piece(NamedTuple):
     @property
     def kind(self) -> tuple[Any, ...]:
         """What pieces of one batch have in common."""
-        springs = tuple(spring and spring[2] is None for spring in self.springs)
-        observed = tuple(share.surrogate.observes_path for share in self.work.shares)
-        return self.work.total.device, self.work.total.dtype, springs, observed
+        shares = tuple((id(share.surrogate), share.has_past) for share in self.work.shares)
+        return self.work.total.device, self.work.total.dtype, shares
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the piece's part of a tensor."""
         return tensor if self.is_whole else flat(tensor)[self.begin : self.end]
+
+    def state(self, share: int) -> Any:
+        """Return the piece's part of the state of one share."""
+        state = self.work.shares[share].state
+        return type(state)(*(self.of(t) if t.shape == self.work.parameter.shape else t for t in state))
+
+
+class Spring(NamedTuple):
+    """What pulls a piece, or the lists of this for many of them."""
+
+    anchor: Any
+    k_plus: Any
+    more_left: Any  # k⁻ − k⁺; None where the sides are alike
+
+    @classmethod
+    def of(cls, surrogate: Surrogate[Any], state: Any) -> Spring:
+        """Return a piece's spring."""
+        k_minus, k_plus = surrogate.stiffness(state)
+        return cls(state.anchor, k_plus, None if k_minus is k_plus else k_minus - k_plus)
 
 
 def batches(works: Sequence[Work]) -> list[Batch]:
@@ -118,26 +135,10 @@ def batches(works: Sequence[Work]) -> list[Batch]:
 
 def _pieces(works: Sequence[Work]) -> Iterator[Piece]:
     for work in works:
-        springs = tuple(map(_spring_of, work.shares))
         size = work.total.numel()
         step = PIECE if work.total.is_cpu else max(size, 1)
         for begin in range(0, size, step):
-            yield Piece(work, springs, begin, min(begin + step, size), size <= step)
-
-
-def _spring_of(share: Share) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    if not share.has_past:
-        return None
-    k_minus, k_plus = share.surrogate.stiffness(share.state)
-    return share.state.anchor, k_plus, None if k_minus is k_plus else k_minus - k_plus
-
-
-class Spring(NamedTuple):
-    """What pulls the weights of a list of pieces."""
-
-    anchor: list[Tensor]
-    k_plus: list[Tensor]
-    more_left: list[Tensor] | None  # k⁻ − k⁺; None where the sides are alike
+            yield Piece(work, begin, min(begin + step, size), size <= step)
 
 
 class Batch:
@@ -148,15 +149,16 @@ class Batch:
         self._theta = [p.of(p.work.parameter.detach()) for p in pieces]
         self._total = [p.of(p.work.total) for p in pieces]
         self._before = [p.of(p.work.before) for p in pieces if p.work.before is not None]
-        self._springs = []
-        self._paths = []
-        for i, share in enumerate(pieces[0].work.shares):  # of each regularizer
-            if pieces[0].springs[i] is not None:
-                springs = [[None if t is None else p.of(t) for t in p.springs[i] or ()] for p in pieces]
+        self._springs: list[Spring] = []  # of each regularizer
+        self._paths: list[list[Tensor]] = []
+        for i, share in enumerate(pieces[0].work.shares):
+            states = [p.state(i) for p in pieces]
+            if share.has_past:
+                springs = [Spring.of(share.surrogate, state) for state in states]
                 anchor, k_plus, more_left = (list(column) for column in zip(*springs, strict=True))
                 self._springs.append(Spring(anchor, k_plus, None if more_left[0] is None else more_left))
             if share.surrogate.observes_path:
-                self._paths.append([p.of(p.work.shares[i].state.path) for p in pieces])
+                self._paths.append([state.path for state in states])
         self._grads: list[Tensor] = []
 
     def open(self) -> None:

@@ -20,7 +20,10 @@ def test_an_entry_refers_to_what_exists(name):
     assert all(method.settings[setting] in words for setting, words in method.choices.items())
 
 
-@pytest.mark.parametrize(("name", "kind"), [("si", "SI"), ("ewc", "EWC"), ("online-ewc", "OnlineEWC"), ("mas", "MAS")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("alasso", "ALASSO"), ("si", "SI"), ("ewc", "EWC"), ("online-ewc", "OnlineEWC"), ("mas", "MAS")],
+)
 def test_defaults_are_those_of_the_class(name, kind):
     arguments = inspect.signature(getattr(alasso, kind)).parameters
     assert METHODS[name].settings and not METHODS[name].own

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from alasso import ALASSO
+
 from side_by_side import METHODS, importance_of, side_by_side, small_net, tasks, train
 
 OPTIMIZERS = {

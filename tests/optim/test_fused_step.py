@@ -12,9 +12,9 @@ from alasso import ALASSO, EWC, MAS, SI, AlassoError, _compile, _passes
 from alasso._step_hooks import StepHooks
 from alasso.optim import _fused_step
 from alasso.optim._update_rules import AdamRule
-from side_by_side import METHODS, importance_of, side_by_side, tasks
 
 from helpers import mlp, run, same, toy_tasks, weights
+from side_by_side import METHODS, importance_of, side_by_side, tasks
 
 TASKS = toy_tasks(3)
 LOSS = nn.functional.cross_entropy

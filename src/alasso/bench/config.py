@@ -16,6 +16,11 @@ from typing import Any, NamedTuple
 from alasso.bench.registry import BENCHMARKS, METHODS, OWN, OWN_STREAM
 from alasso.errors import AlassoError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("tf32", "float32", "bf16")
 MOST_TASKS = 10_000  # 50 million numbers in a result
@@ -53,7 +58,18 @@ class RunConfig:
 
     @staticmethod
     def for_benchmark(benchmark: str, method: str, **changes: Any) -> RunConfig:
-        """The benchmark's preset with ``changes``: fields of this class by name, or settings of the method.
+        """Makes the benchmark's preset with some changes.
+
+        Args:
+            benchmark: Name of the benchmark.
+            method: Name of the method.
+            **changes: Fields of this class by name, or settings of the method; None changes nothing.
+
+        Returns:
+            The config, checked.
+
+        Raises:
+            AlassoError: There is no such benchmark, method, field or setting, or a value does not fit.
 
         >>> RunConfig.for_benchmark("permuted-mnist", "alasso", tasks=10, a=3.0).settings["a"]
         3.0
@@ -63,7 +79,7 @@ class RunConfig:
         found = known_benchmark.settings.get(method, {})
         words = {word: changes[word] for word in known_method.choices if changes.get(word) is not None}
         if any(found.get(word, value) != value for word, value in words.items()):
-            found = {}  # numbers found beside one word stand for nothing beside another
+            found = {}  # what a search found for one word says nothing about another
         own = dict(known_method.settings) | dict(found)
         values = dict(known_benchmark.preset) | dict(known_method.preset)
         for name, value in changes.items():
@@ -86,7 +102,15 @@ class RunConfig:
 
     @staticmethod
     def own(method: str, **changes: Any) -> RunConfig:
-        """A run on a stream of one's own; ``changes`` as in :meth:`for_benchmark`."""
+        """Makes the config of a run on your own stream.
+
+        Args:
+            method: Name of the method.
+            **changes: As in :meth:`for_benchmark`.
+
+        Returns:
+            The config, checked.
+        """
         return RunConfig.for_benchmark(OWN, method, **changes)
 
     def checked(self) -> RunConfig:
@@ -174,7 +198,7 @@ class RunConfig:
         return {name: (value, theirs.get(name)) for name, value in self.flat().items() if value != theirs.get(name)}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; those that came later only where they are not what every run had before, whose names stay."""
+        """All fields; later ones only where they differ from what all runs had before, which keep their names."""
         return {name: value for name, value in self.values().items() if (name, value) not in ADDED_LATER.items()}
 
     @staticmethod
@@ -230,10 +254,6 @@ FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunCon
 
 def read_toml(path: Path) -> dict[str, Any]:
     """What a TOML file holds, or one sentence why it cannot be read."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -54,10 +54,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def check_file(path: Path, *endings: str) -> None:
-    """Whether this file can be written, and has a name that says what it is: lest a slip writes over something else.
-
-    To be found out before the work whose outcome the file is to hold.
-    """
+    """Refuses, before the work whose outcome it is to hold, a file that cannot be written or has another ending."""
     if path.is_dir():
         raise AlassoError(f"{path} is a folder; name a file to write")
     if endings and path.suffix.lower() not in endings:
@@ -66,9 +63,9 @@ def check_file(path: Path, *endings: str) -> None:
 
 
 def check_writable(folder: Path, named: Path | None = None) -> None:
-    """Whether the folder, or the one it would be made in, takes files; found out before work that is to end there.
+    """Refuses a folder that takes no files, before the work that is to end there.
 
-    ``named``: what a refusal names, if not the folder.
+    ``named``: what the refusal names, if not the folder.
     """
     with disk_errors_as_advice(named or folder):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from alasso.bench.config import RunConfig
@@ -37,34 +37,9 @@ def usual_values(config: RunConfig) -> dict[str, Any]:
     """Fields and settings that the benchmark has for the method; none where that is not known."""
     try:
         usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path)
-    except AlassoError:  # a benchmark or a method of one's own, or one that goes with another network alone
+    except AlassoError:  # another benchmark or method, or one that needs another network
         return {}
     return {**usual.values(), **usual.settings}
-
-
-def labels(configs: Sequence[RunConfig], varying: Sequence[str] = ()) -> str:
-    """Of runs that go together, the first by name."""
-    others = len(configs) - 1
-    return label(configs[0], varying) + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
-
-
-def shorter_runs(carried: Mapping[str, Sequence[RunConfig]], configs: Iterable[RunConfig]) -> str:
-    """What becomes of runs that longer ones carry along: one is named, several are counted."""
-    pairs = [(shorter, config) for config in configs for shorter in carried.get(config.name, ())]
-    if len(pairs) > 1:
-        return f"{len(pairs)} shorter runs are saved along the way of longer ones"
-    ((shorter, longer),) = pairs
-    return f"{label(shorter, ['tasks'])} is saved along the way of the run with tasks={longer.tasks}"
-
-
-def written_in_passing(count: int) -> str:
-    """
-    >>> written_in_passing(1)
-    '1 shorter run is written when a longer one comes past it'
-    """
-    if count == 1:
-        return "1 shorter run is written when a longer one comes past it"
-    return f"{count} shorter runs are written when longer ones come past them"
 
 
 def varying_settings(configs: Sequence[RunConfig]) -> list[str]:

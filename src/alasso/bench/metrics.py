@@ -14,13 +14,19 @@ as a list of rows of growing length. With T tasks:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from alasso.bench.labels import count_of
+from alasso.bench.config import FIELDS, RunConfig
+from alasso.bench.labels import count_of, label
 from alasso.errors import AlassoError
+
+if TYPE_CHECKING:
+    from alasso.bench.results import Result
 
 Rows = Sequence[Sequence[float]]
 Matrix = npt.NDArray[np.float64]
@@ -133,3 +139,53 @@ def summary(
         "backward_transfer": backward_transfer(accuracy),
         "forward_transfer": forward_transfer(ahead, untrained),
     }
+
+
+# -- intransigence: which run the others are measured against ----------------------------------------------------
+
+#: Fields in which a run and its reference may differ.
+NOT_THE_STREAM = ("method", "settings", "reset_optimizer", "memory", "memory_share")
+
+
+def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
+    """Refuse, before anything is run, what intransigence cannot be measured against."""
+    if reference.config.method != "single-task":
+        raise AlassoError(f"intransigence is measured against a single-task run, not one of {reference.config.method}")
+    for config in configs:
+        # Another seed is another stream of the same kind; all else has to be the same.
+        theirs = replace(reference.config, seed=config.seed)
+        if not same_stream(config, theirs):
+            name = stream_differences(config, theirs)[0]
+            ours = getattr(config, name)
+            raise AlassoError(f"the reference run has {name}={getattr(theirs, name)}, {label(config)} has {ours}")
+
+
+def other_seed(reference: Result, configs: Iterable[RunConfig]) -> str | None:
+    """A line on a reference that learned other tasks of the same kind; None where all learned the same."""
+    theirs = reference.config.seed
+    others = sorted({config.seed for config in configs} - {theirs})
+    if not others:
+        return None
+    return (
+        f"I of seed {', '.join(map(str, others))} is against a reference of seed {theirs}: other tasks of the same kind"
+    )
+
+
+def with_intransigence(result: Result, found: Sequence[Result]) -> Result:
+    """With I filled in, if a single-task run on the same stream is among those found."""
+    if result.metrics["I"] is not None:
+        return result
+    for other in found:
+        if other.config.method == "single-task" and same_stream(other.config, result.config):
+            measured = intransigence(result.accuracy, other.accuracy)
+            return replace(result, metrics={**result.metrics, "I": measured})
+    return result
+
+
+def same_stream(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two runs learned the same tasks with the same network and effort."""
+    return not stream_differences(one, other)
+
+
+def stream_differences(one: RunConfig, other: RunConfig) -> list[str]:
+    return [name for name in FIELDS if name not in NOT_THE_STREAM and getattr(one, name) != getattr(other, name)]

@@ -1,4 +1,4 @@
-"""The three networks of the paper's supplement, layer by layer, and the door to networks of one's own."""
+"""The three networks of the paper's supplement, layer by layer, and the user's own networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from alasso.errors import AlassoError
-from alasso.optim._compile import first_line
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -116,7 +115,7 @@ def _channels_first(input_shape: tuple[int, ...]) -> str:
 
 
 def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network of one's own by ``module:factory``."""
+    """The user's network by ``module:factory``."""
     factory = _own(name)
     try:
         model = factory(input_shape, classes)
@@ -127,7 +126,7 @@ def _built(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def built_by(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network of one's own by a function from Python, which takes nothing."""
+    """The user's network by a function that takes nothing."""
     if isinstance(factory, nn.Module):
         of = type(factory).__name__
         raise AlassoError(f"model must be a function that makes a network, not this {of}: model=lambda: {of}(…)")
@@ -168,7 +167,8 @@ def _check_answers(model: nn.Module, name: str, input_shape: tuple[int, ...], cl
 
 
 def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
+    first_line, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _own(name: str) -> Factory:

@@ -43,7 +43,7 @@ class Method:
         learner: ``"module:class"`` of the learner that trains with it.
         library: ``"module:callable"`` whose arguments are the method's settings.
         fixed: Arguments of ``library`` that are not settings, with their values; None for those left as they are.
-        own: Settings that ``library`` does not have, or for which the laboratory has another default.
+        own: Settings that ``library`` does not have.
         own_choices: Allowed words of those of them that are words.
         search: Values of settings that ``alasso search`` tries.
         preset: Fields of a run that this method changes.
@@ -104,14 +104,6 @@ class Benchmark:
     examples: tuple[int, int] | None = None
 
     @property
-    def nested(self) -> bool:
-        """Whether a run of fewer tasks is the beginning of one of more, bit for bit.
-
-        Not so where classes are split: the head, and so the initial weights, depend on how many tasks there are.
-        """
-        return self.kind == "permuted"
-
-    @property
     def takes(self) -> tuple[str, ...]:
         """Which of the fields that only some benchmarks use are for this one."""
         if self.kind == "split":
@@ -134,7 +126,6 @@ GREY, INK, SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#
 
 _REGULARIZED = "alasso.bench.learners.base:Regularized"
 _MERGED = "alasso.bench.learners.base:Merged"
-_ALASSO_OWN = {"unmoved": "moved_right"}
 _IMM_FIXED = {"count_unmoved": False}
 _IMM_OWN = {"transfer": "l2", "drop": 0.5, "last_weight": 0.0}  # last_weight 0: all tasks count the same
 _IMM_SEARCH = {"transfer": ("l2", "drop"), "lam": (1e-4, 1e-2)}
@@ -150,7 +141,6 @@ METHODS: dict[str, Method] = {
         Look(*BLUE, "o"),
         _REGULARIZED,
         "alasso:ALASSO",
-        own=_ALASSO_OWN,
         search={"c": (0.3, 1.0, 3.0), "xi": (0.003, 0.01, 0.03, 0.1)},
     ),
     "alasso-memory": Method(
@@ -159,7 +149,6 @@ METHODS: dict[str, Method] = {
         Look(*BLUE, "*", (5, 2)),
         _REGULARIZED,
         "alasso:ALASSO",
-        own=_ALASSO_OWN,
         preset={"memory": 200},
     ),
     "si": Method(
@@ -245,14 +234,14 @@ METHODS: dict[str, Method] = {
         "upper bound: a fresh network for each task",
         "single-task",
         Look(*INK, "", (6, 3)),
-        "alasso.bench.learners.upper_bounds:SingleTask",
+        "alasso.bench.learners.base:SingleTask",
         takes_memory=False,
     ),
     "multi-task": Method(
         "upper bound: batches mixed from all tasks so far",
         "multi-task",
         Look(*SOOT, "", (1.5, 2)),
-        "alasso.bench.learners.upper_bounds:MultiTask",
+        "alasso.bench.learners.base:MultiTask",
         takes_memory=False,
     ),
 }
@@ -280,10 +269,10 @@ def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
 # Conv nets need less damping: SI's authors used ξ = 1e-3 on CIFAR, and so does ALASSO here.
 _SMALL_XI = {"si": {"xi": 1e-3}, "alasso": {"xi": 1e-3}, "alasso-memory": {"xi": 1e-3}}
 # a = 1.2 by held-out examples: 0.686 ± 0.022 against 0.670 ± 0.035 with 1.8, three seeds each, and 0.675 with 3, one
-# seed (records/2026-11-15-split-cifar-search); c = 1 as everywhere in the paper. With a memory, the same settings.
+# seed (paper/records/searches.jsonl); c = 1 as everywhere in the paper. With a memory, the same settings.
 _SPLIT_CIFAR = {**_SMALL_XI, "alasso": {"xi": 1e-3, "a": 1.2}, "alasso-memory": {"xi": 1e-3, "a": 1.2}}
 # ξ = 0.01 by held-out examples of 15 tasks: 0.621 against 0.606 with 0.001, one seed
-# (records/2026-11-16-tiny-imagenet-search). With a memory, the same.
+# (paper/records/searches.jsonl). With a memory, the same.
 _SPLIT_TINY = {**_SMALL_XI, "alasso": {"xi": 1e-2}, "alasso-memory": {"xi": 1e-2}}
 _ADAM = {"learning_rate": 1e-3}
 _PERMUTED_MNIST = {**_ADAM, "tasks": 30, "epochs": 20, "batch_size": 256, "model": "mlp", "hidden": 2000}
@@ -342,10 +331,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         (),
         {
             **_ADAM,
-            "tasks": None,
+            "tasks": None,  # as many as the classes give
             "epochs": 20,
             "batch_size": 64,
-            "model": "cifar-cnn",  # as many as the classes give
+            "model": "cifar-cnn",
             "classes_per_task": 2,
             "image_size": 32,
         },

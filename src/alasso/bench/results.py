@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import alasso
 from alasso.bench import metrics
 from alasso.bench.config import RunConfig
@@ -30,8 +32,10 @@ from alasso.errors import AlassoError
 SCHEMA = 1
 #: How the names of files with results end.
 ENDINGS = (".json", ".jsonl", ".json.xz", ".jsonl.xz")
+#: How the names of notes of diverged runs end. They hold JSON, too; but who reads all *.json of a folder wants results.
+DIVERGED = ".diverged"
 #: How the names of files end that runs and probes leave beside them.
-BESIDE = (".csv", ".checkpoint", "probe.json", "probe.json.xz", ".diverged")
+BESIDE = (".csv", ".checkpoint", "probe.json", "probe.json.xz", DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Result:
     untrained: list[float]  # on each task before any training
     metrics: dict[str, float | None]
     seconds: float
-    peak_memory: int  # bytes
+    peak_memory: int | None  # bytes
 
     @property
     def name(self) -> str:
@@ -112,26 +116,6 @@ def as_text(value: Any, indent: int = 0) -> str:
     return brackets[0] + ",".join(f"{line} {item}" for item in items) + line + brackets[1]
 
 
-def unpack(path: Path, folder: Path) -> list[Path]:
-    """Writes each result of a file into a file of its own, as the run wrote it.
-
-    Args:
-        path: A file with one or more results, or a folder of such files.
-        folder: Where the files go; made if it is missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        AlassoError: ``path`` holds something else, or the folder takes no files.
-    """
-    found = list(read_all([path]))
-    for result in found:
-        if isinstance(result, AlassoError):
-            raise result
-    return [write(result, folder) for result in found if isinstance(result, Result)]
-
-
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +135,7 @@ def read(path: Path) -> Result:
         raise AlassoError(f"{path} is a folder; name one result file")
     found = read_file(path)
     if len(found) != 1:
-        raise AlassoError(f"{path} holds {len(found)} results; `alasso unpack {path}` writes a file for each")
+        raise AlassoError(f"{path} holds {len(found)} results; name a file with one")
     if isinstance(found[0], AlassoError):
         raise found[0]
     return found[0]
@@ -244,8 +228,7 @@ def checked(result: Result) -> Result:
     for name in ("ahead", "untrained"):
         if not is_list_of_numbers(getattr(result, name)):
             raise AlassoError(f"{name} must be a list of numbers")
-    for name in ("seconds", "peak_memory"):
-        value = getattr(result, name)
+    for name, value in (("seconds", result.seconds), ("peak_memory", result.peak_memory or 0)):
         if not is_number(value) or not 0 <= value < math.inf:
             raise AlassoError(f"{name} must be a number")
     if not all(value is None or is_number(value) for value in result.metrics.values()):
@@ -260,11 +243,51 @@ def checked(result: Result) -> Result:
 
 
 def is_list_of_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(is_number, value))
+    return isinstance(value, list) and set(map(type, value)) <= {int, float}
 
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- runs that diverged -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Which run diverged, in which task, counted from 1, and why. Its note keeps a sweep from training it again."""
+
+    config: RunConfig
+    task: int
+    why: str
+
+
+def note_path(config: RunConfig, folder: Path) -> Path:
+    """Where the note of a diverged run lies."""
+    return folder / f"{config.name}{DIVERGED}"
+
+
+def write_note(note: Divergence, environment: Mapping[str, Any], folder: Path) -> None:
+    """Writes the note of a diverged run."""
+    content = {"config": note.config.to_json(), "task": note.task, "why": note.why, "environment": environment}
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    write_whole(note_path(note.config, folder), (text + "\n").encode())
+
+
+def read_note(path: Path) -> Divergence:
+    """Reads the note of a diverged run.
+
+    Raises:
+        AlassoError: The file is no such note.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        note = Divergence(RunConfig.from_json(raw["config"]), raw["task"], raw["why"])
+        if not isinstance(note.task, int) or not isinstance(note.why, str):
+            raise TypeError("task or why")
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise AlassoError(f"{path} is no note of a run that diverged; delete it, and the run is made again") from error
+    return note
 
 
 # -- where it ran -----------------------------------------------------------------------------------------------
@@ -277,7 +300,6 @@ def device_of(environment: Mapping[str, Any]) -> str:
 
 def environment(device: str) -> dict[str, Any]:
     """Describes the machine, the versions and the commit that a run is trained with."""
-    import numpy
     import torch
 
     cuda = device.startswith("cuda")
@@ -286,7 +308,7 @@ def environment(device: str) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),

@@ -8,20 +8,27 @@ order is drawn from the seed when the stream is made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from alasso.bench import data
+from alasso.bench.config import RunConfig
 from alasso.bench.data import ImageSet
 from alasso.bench.data.version import OWN_DATA
 from alasso.bench.labels import count_of
+from alasso.bench.registry import BENCHMARKS
 from alasso.errors import AlassoError
 
 Pair = tuple[Any, Any]
+CIFAR10_TASKS = 3  # the first tasks of split-cifar; the others come from CIFAR-100
+SAMPLED_EXAMPLES, SAMPLED_VALUES = 32, 1024  # for a fingerprint, of each task's halves; of each of these examples
 
 
 @dataclass(frozen=True)
@@ -52,13 +59,6 @@ class Examples:
         return x, self.labels[rows]
 
 
-def same_place(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are the same memory, or both are none."""
-    if one is None or other is None:
-        return one is other
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
-
-
 @dataclass(frozen=True)
 class Task:
     """One task: what to learn from, what to be measured on, and which columns of the head it may answer with."""
@@ -86,45 +86,33 @@ class Stream:
     def of(
         tasks: Sequence[Pair], *, name: str = "own data", heads: str = "shared", device: torch.device | str = "cpu"
     ) -> Stream:
-        """A stream of your own: a list of (train, test), each a torch Dataset or a pair of tensors (x, y).
+        """Makes a stream of your own data. Results record its name, and a fingerprint of the examples.
 
-        ``heads="shared"``: all tasks answer with the same classes. ``heads="own"``: each task has columns of its own,
-        and at training and testing the softmax is over these alone. Inputs are taken as they are, as floats. Test
-        labels that are not trained on are refused. Results record ``name``, and a fingerprint of the examples.
+        Args:
+            tasks: A pair (train, test) for each task, each half a torch Dataset or a pair of tensors (x, y). Inputs are
+                taken as they are, as floats.
+            name: What results call the data.
+            heads: ``"shared"``, all tasks answer with the same classes; or ``"own"``, each task has columns of its own,
+                and in training and testing the softmax is over these alone.
+            device: Where the examples go, if there is room.
+
+        Returns:
+            The stream.
+
+        Raises:
+            AlassoError: The data do not go together, or a task is tested on labels that are not trained on.
         """
         return _own_stream(tasks, name, heads, torch.device(device))
 
 
-class Shelf:
-    """A device and the arrays laid on it: streams made from the same data set share one copy of its images."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
-        self._kept: dict[int, tuple[Any, Tensor]] = {}  # by identity; the array is held, so that no other takes its id
-
-    def images(self, array: np.ndarray[Any, Any]) -> Tensor:
-        if id(array) not in self._kept:
-            self._kept[id(array)] = (array, _placed(torch.from_numpy(array), self.device))
-        return self._kept[id(array)][1]
-
-    def labels(self, array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-        if id(array) not in self._kept:
-            self._kept[id(array)] = (array, _labels(array, device))
-        return self._kept[id(array)][1]
-
-    @staticmethod
-    def on(place: torch.device | str | Shelf) -> Shelf:
-        return place if isinstance(place, Shelf) else Shelf(place)
-
-
 def permuted(
-    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str | Shelf = "cpu"
+    images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str = "cpu"
 ) -> Stream:
     """Task t shows every image with its pixels in an order of its own; the first order is the identity by default."""
-    shelf = Shelf.on(device)
-    train, test = (shelf.images(part).flatten(1) for part in (images.train_images, images.test_images))
-    y_train = shelf.labels(images.train_labels, train.device)
-    y_test = shelf.labels(images.test_labels, test.device)
+    train, test = (
+        _placed(torch.from_numpy(part), device).flatten(1) for part in (images.train_images, images.test_images)
+    )
+    y_train, y_test = _labels(images.train_labels, train.device), _labels(images.test_labels, test.device)
     pixels = train.shape[1]
     generator = np.random.default_rng([seed, 0])
     tasks = []
@@ -152,7 +140,7 @@ def split(
     name: str,
     size: int | None = None,
     all_classes: bool = False,
-    device: torch.device | str | Shelf = "cpu",
+    device: torch.device | str = "cpu",
 ) -> Stream:
     """From each source in turn, so many tasks of ``classes_per_task`` classes each; class order from the seed.
 
@@ -161,7 +149,6 @@ def split(
     """
     if classes_per_task < 2:
         raise AlassoError(f"a task needs at least 2 classes to choose between, not {classes_per_task}")
-    shelf = Shelf.on(device)
     tasks: list[Task] = []
     for number, (images, count) in enumerate(sources):
         needed = count * classes_per_task
@@ -172,7 +159,7 @@ def split(
             )
         order = np.random.default_rng([seed, 1, number]).permutation(len(images.classes))
         groups = np.array_split(order if all_classes else order[:needed], count)
-        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, shelf)
+        tasks += _class_tasks(images, groups, tasks[-1].head.stop if tasks else 0, size, device)
     first = tasks[0].train.images
     shape = tuple(first.shape[1:]) if size is None else (first.shape[1], size, size)
     editions = {images.name: images.edition for images, _ in sources}
@@ -202,9 +189,9 @@ def _class_tasks(
     groups: Sequence[np.ndarray[Any, Any]],
     first_column: int,
     size: int | None,
-    shelf: Shelf,
+    device: torch.device | str,
 ) -> list[Task]:
-    train, test = (shelf.images(part) for part in (images.train_images, images.test_images))
+    train, test = (_placed(torch.from_numpy(part), device) for part in (images.train_images, images.test_images))
     in_order = np.concatenate(groups)
     column = np.full(len(images.classes), -1)
     column[in_order] = np.arange(len(in_order)) + first_column
@@ -222,38 +209,99 @@ def _class_tasks(
     return tasks
 
 
-# -- streams of one's own ---------------------------------------------------------------------------------------
+# -- streams of the benchmarks -----------------------------------------------------------------------------------
+
+
+def make_stream(config: RunConfig, data_dir: Path | None, device: torch.device) -> Stream:
+    """Loads a benchmark's data and lays out its tasks.
+
+    Args:
+        config: Names the benchmark, and what of it.
+        data_dir: Folder with the data sets; a cache if None.
+        device: Where the images go, if there is room.
+
+    Returns:
+        The stream.
+
+    Raises:
+        AlassoError: The data are not there, or do not make such tasks.
+    """
+    stream = _stream(config, partial(data.load, data_dir=data_dir), device)
+    return with_validation(stream, config.seed) if config.validation else stream
+
+
+def _stream(config: RunConfig, load: Callable[[str], ImageSet], device: torch.device) -> Stream:
+    if config.benchmark not in BENCHMARKS:
+        raise AlassoError(f"{config.benchmark!r} names no built-in benchmark: pass the stream itself")
+    if config.tasks is None and config.benchmark != "split-folder":
+        raise AlassoError(f"{config.benchmark} needs a number of tasks: --tasks N")
+    tasks, per_task = config.tasks or 1, config.classes_per_task or 2
+    if BENCHMARKS[config.benchmark].kind == "permuted":
+        (name,) = BENCHMARKS[config.benchmark].data
+        return permuted(load(name), tasks, config.seed, permute_first=config.permute_first, device=device)
+    if config.benchmark == "split-folder":
+        assert config.path is not None and config.image_size is not None
+        images = data.load_folder(Path(config.path), config.image_size)
+        tasks, per_task = _folder_tasks(config, len(images.classes))
+        every = config.tasks is None
+        return split([(images, tasks)], per_task, config.seed, name=config.benchmark, all_classes=every, device=device)
+    if config.benchmark == "split-cifar":
+        first = min(tasks, CIFAR10_TASKS)
+        sources = [(load("cifar10"), first)]
+        if tasks > first:
+            sources.append((load("cifar100"), tasks - first))
+    else:
+        sources = [(load("tiny-imagenet"), tasks)]
+    return split(sources, per_task, config.seed, name=config.benchmark, size=config.image_size, device=device)
+
+
+def left_over(config: RunConfig) -> str | None:
+    """A line, before images are read, on classes that do not come out even; None if they do."""
+    if config.benchmark != "split-folder" or config.path is None:
+        return None
+    try:
+        classes = len(data.folder_classes(config.path))
+    except AlassoError:  # said where the images are needed
+        return None
+    tasks, per_task = _folder_tasks(config, classes)
+    over = classes - tasks * per_task
+    if over <= 0:
+        return None
+    fate = "added to the tasks there are" if config.tasks is None else f"not used in {count_of(tasks, 'task')}"
+    return f"{over} of {classes} classes left over, at {per_task} a task: {fate}"
+
+
+def _folder_tasks(config: RunConfig, classes: int) -> tuple[int, int]:
+    """How many tasks, of how many classes."""
+    per_task = config.classes_per_task or 2
+    return config.tasks or max(1, classes // per_task), per_task
+
+
+# -- streams of the user ---------------------------------------------------------------------------------------
 
 
 def _own_stream(pairs: Sequence[Pair], name: str, heads: str, device: torch.device) -> Stream:
     if heads not in ("shared", "own"):
         raise AlassoError(f"heads must be shared or own, not {heads!r}")
-    if isinstance(pairs, Tensor | np.ndarray | torch.utils.data.Dataset | str) or not isinstance(pairs, Iterable):
-        found = type(pairs).__name__
-        raise AlassoError(f"a stream is made of a list of pairs, not of a {found}: Stream.of([(train_1, test_1), …])")
-    pairs = list(pairs)
+    try:
+        pairs = [(train, test) for train, test in pairs]
+    except (TypeError, ValueError) as error:
+        raise AlassoError("a stream is made of a list of pairs: Stream.of([(train_1, test_1), …])") from error
     if not pairs:
         raise AlassoError("a stream needs at least one (train, test) pair")
-    for t, given in enumerate(pairs):
-        if not isinstance(given, tuple | list) or len(given) != 2 or any(isinstance(half, Tensor) for half in given):
-            raise AlassoError(f"task {t + 1} is no pair (train, test): write Stream.of([(train_1, test_1), …])")
     halves = [tuple(_as_tensors(half, f"task {t + 1}") for half in pair) for t, pair in enumerate(pairs)]
     input_shape = _one_shape(halves)
     _refuse_untrained_labels(halves, heads)
-    tasks, columns = [], 0
+    labels = [torch.cat([y for _, y in pair]) for pair in halves]
+    head, tasks = slice(0, int(torch.cat(labels).max()) + 1), list[Task]()
     for t, pair in enumerate(halves):
-        lowest, highest = (int(f(torch.cat([y for _, y in pair]))) for f in (torch.min, torch.max))
+        shift = 0
         if heads == "own":
-            head = slice(columns, columns + highest - lowest + 1)
-            columns, shift = head.stop, head.start - lowest
-        else:
-            head, shift = slice(0, 0), 0
-            columns = max(columns, highest + 1)
+            start, (lowest, highest) = tasks[-1].head.stop if tasks else 0, map(int, labels[t].aminmax())
+            head, shift = slice(start, start + highest - lowest + 1), start - lowest
         train, test = (Examples(_placed(x, device), _placed(y + shift, device)) for x, y in pair)
         tasks.append(Task(f"task {t + 1}", train, test, head))
-    if heads == "shared":
-        tasks = [Task(task.name, task.train, task.test, slice(0, columns)) for task in tasks]
-    return Stream(name, tuple(tasks), input_shape, columns, {})
+    return Stream(name, tuple(tasks), input_shape, head.stop, {})
 
 
 def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]], heads: str) -> None:
@@ -262,18 +310,16 @@ def _refuse_untrained_labels(halves: Sequence[tuple[tuple[Tensor, Tensor], ...]]
     Where tasks share a head, a task may be tested on classes that another one trains; but not on such alone as only
     later ones do.
     """
-    trained, tested = ([set(pair[half][1].unique().tolist()) for pair in halves] for half in (0, 1))
-    anywhere = set[int]().union(*trained)
-    what_to_do = "number classes alike in train and test, or leave these examples out"
+    trained, tested = ([set(pair[half][1].tolist()) for pair in halves] for half in (0, 1))
     for t, (own, asked) in enumerate(zip(trained, tested, strict=True)):
-        so_far = set[int]().union(*trained[: t + 1])
-        if asked - own and (heads == "own" or not asked & so_far):
-            said = f"labels {_listed(asked - own)}, and trained on {_listed(own)}"
-        elif asked - anywhere:
-            said = f"labels {_listed(asked - anywhere)}, on which no task is trained"
-        else:
-            continue
-        raise AlassoError(f"task {t + 1} is tested on {said}: {what_to_do}")
+        apart = not asked & set().union(*trained[: t + 1]) or heads == "own"
+        unknown = asked - own if apart else asked - set().union(*trained)
+        if unknown:
+            untrained = "it is not trained" if apart else "no task is trained"
+            raise AlassoError(
+                f"task {t + 1} is tested on labels {sorted(unknown)[:8]}, on which {untrained}: "
+                "number classes alike in train and test, or leave these examples out"
+            )
 
 
 def _one_shape(halves: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[int, ...]:
@@ -287,44 +333,22 @@ def _one_shape(halves: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[int, 
     return expected
 
 
-def _listed(labels: set[int], most: int = 8) -> str:
-    """
-    >>> _listed({3, 1}), _listed(set(range(20)), most=3)
-    ('1, 3', '0, 1, 2, …')
-    """
-    return ", ".join([*map(str, sorted(labels)[:most]), *(["…"] if len(labels) > most else [])])
-
-
-def _stacked(inputs: Sequence[Tensor], where: str) -> Tensor:
-    shapes = list(dict.fromkeys(tuple(x.shape) for x in inputs))
-    if len(shapes) > 1:
-        raise AlassoError(f"{where} has inputs of several shapes, {shapes[0]} and {shapes[1]}: bring all to one shape")
-    return torch.stack(list(inputs)) if inputs else torch.empty(0)
-
-
 def _as_tensors(half: Any, where: str) -> tuple[Tensor, Tensor]:
     """(x, y) of a torch Dataset, a TensorDataset or a pair of tensors or arrays."""
     if isinstance(half, torch.utils.data.TensorDataset):
         half = half.tensors
     elif isinstance(half, torch.utils.data.Dataset):
         items = [half[i] for i in range(len(half))]  # type: ignore[arg-type]
-        half = (_stacked([torch.as_tensor(x) for x, _ in items], where), torch.tensor([int(y) for _, y in items]))
+        half = torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items])
     try:
         x, y = (torch.as_tensor(part) for part in half)
     except (TypeError, ValueError, RuntimeError) as error:
         raise AlassoError(f"{where} is neither a torch Dataset nor a pair of tensors (x, y)") from error
-    if x.dim() == 0 or y.dim() == 0:
-        raise AlassoError(f"{where} has single numbers for inputs or labels; it needs a row for each example")
     if len(x) != len(y) or len(x) == 0:
         raise AlassoError(f"{where} has {len(x)} inputs and {len(y)} labels; it needs as many of each, and some")
     if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0:
         raise AlassoError(f"{where}: labels must be class numbers 0, 1, …, one an example")
     return x, y.long()
-
-
-# -- what tells streams of one's own apart ----------------------------------------------------------------------
-
-SAMPLED_EXAMPLES, SAMPLED_VALUES = 32, 1024  # of each task's halves; of each of these examples
 
 
 def with_edition(stream: Stream) -> Stream:
@@ -357,9 +381,6 @@ def sample(examples: Examples) -> tuple[Tensor, Tensor]:
     x, y = examples.batch(torch.tensor(at, device=examples.images.device))
     flat = x.flatten(1) if x.dim() > 1 else x[:, None]
     return flat[:, :: -(-flat.shape[1] // SAMPLED_VALUES)], y
-
-
-# -- placing ----------------------------------------------------------------------------------------------------
 
 
 def _labels(labels: np.ndarray[Any, Any], device: torch.device) -> Tensor:

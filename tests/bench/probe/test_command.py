@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from alasso.bench import results
-from alasso.bench.cli import report as commands
+from alasso.bench.cli import run as commands
 from alasso.bench.probe import read
 from alasso.errors import AlassoError
 
@@ -54,7 +54,7 @@ def test_ctrl_c_says_that_nothing_was_saved(tmp_path, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("alasso.bench.probe.measure.probe_first_task", interrupted)
+    monkeypatch.setattr(commands, "probe_first_task", interrupted)
     path = results.write(made_up("sgd", tasks=2), tmp_path)
     with pytest.raises(typer.Exit) as ended:
         commands.probe(path, out=tmp_path / "probe", device="cpu")

@@ -9,7 +9,6 @@ from alasso.bench import results
 from alasso.bench.cli import report as commands
 from alasso.bench.report import page
 from alasso.bench.report.load import collect
-from alasso.bench.training import diverged as divergence
 from alasso.errors import AlassoError
 
 from report_helpers import made_up, measured, several
@@ -82,7 +81,7 @@ def test_runs_that_diverged_are_named_where_they_have_no_result(tmp_path):
     ended, lost = made_up(a=2.0), made_up(a=3.0)
     results.write(ended, tmp_path)
     for one in (ended, lost):
-        divergence.write(divergence.Divergence(one.config, 2, "0.weight is no longer finite"), {}, tmp_path)
+        results.write_note(results.Divergence(one.config, 2, "0.weight is no longer finite"), {}, tmp_path)
     (tmp_path / "odd.diverged").write_text("")
     found = collect([tmp_path, *(path for path in tmp_path.iterdir() if path.is_file())])
     assert [result.name for result in found.results] == [ended.name]

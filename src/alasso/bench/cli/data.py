@@ -1,4 +1,4 @@
-"""The commands alasso data fetch, check and where."""
+"""The commands data fetch and data check."""
 
 from __future__ import annotations
 
@@ -6,63 +6,53 @@ import shlex
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from alasso.bench.cli.console import Terminal, say
-from alasso.bench.cli.options import DataDir, Quiet
-from alasso.bench.labels import count_of
+from alasso.bench import data
+from alasso.bench.cli.console import DataDir, Quiet, Terminal, say
 
-data_app = typer.Typer(help="Data sets: download, check, locate.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Download data sets, or check those on the disk.", no_args_is_help=True, add_completion=False
+)
 
-Names = Annotated[list[str] | None, typer.Argument(help="Data sets; all of them if none is named.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Data sets. Default: all.", show_default=False)]
+STYLES = {"ok": "green", "missing": "yellow", "wrong": "red"}
 
 
 @data_app.command()
 def fetch(names: Names = None, data_dir: DataDir = None, quiet: Quiet = False) -> None:
-    """Download data sets from their publishers, and check them."""
-    from alasso.bench import data
-
+    """Download data sets from their publishers and check them."""
     for name in names or data.CATALOG:
         where = data.fetch(name, data_dir, progress=not quiet)
-        print(f"{name}: ready in {where}")
+        say(f"{name}: ready in {where}")
 
 
 @data_app.command()
 def check(names: Names = None, data_dir: DataDir = None) -> None:
-    """Compare the files on the disk with what was published; a data set that is not there is wrong if it is named."""
-    from rich.table import Table
+    """Compare the files on the disk with the published ones.
 
-    from alasso.bench import data
-
-    table = Table()
-    for column in ("data set", "file", "state", "edition", ""):
-        table.add_column(column, overflow="fold")
-    missing, wrong = [], []
+    A missing data set is a mistake only if you name it.
+    """
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("data set", "file", "state", "edition"):
+        table.add_column(column, no_wrap=True)
+    to_fetch, notes = [], []
     for name in names or data.CATALOG:
         reports = data.check(name, data_dir)
-        if all(report.status == "missing" for report in reports):
-            files = count_of(len(reports), "file")
-            table.add_row(name, files, "[yellow]missing", "", f"not in {data.where(name, data_dir)}")
-            missing.append(name)
-            continue
+        absent = all(report.status == "missing" for report in reports)
+        if (absent and names) or (not absent and any(report.status != "ok" for report in reports)):
+            to_fetch.append(name)
+        if absent:
+            reports = [data.FileReport("all files", "missing", f"not in {data.where(name, data_dir)}")]
         for report in reports:
-            style = {"ok": "green", "missing": "yellow", "wrong": "red"}[report.status]
-            table.add_row(name, report.file, f"[{style}]{report.status}", report.edition, report.detail)
-        if any(report.status != "ok" for report in reports):
-            wrong.append(name)
+            table.add_row(name, report.file, f"[{STYLES[report.status]}]{report.status}", report.edition)
+            if report.status != "ok" and report.detail:
+                notes.append(f"{name}: {report.detail}")
     Terminal().print(table)
-    to_fetch = [*missing, *wrong] if names else wrong
+    for note in notes:
+        say(note)
     if to_fetch:
         into = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
-        say(f"To download what is missing or wrong: alasso data fetch {' '.join(dict.fromkeys(to_fetch))}{into}")
+        say(f"To download what is missing or wrong: alasso data fetch {' '.join(to_fetch)}{into}")
         raise typer.Exit(2)
-    if missing:
-        say("What is there is as published; what is missing is needed only by the benchmarks that use it.")
-
-
-@data_app.command()
-def where(names: Names = None, data_dir: DataDir = None) -> None:
-    """Say where data sets are looked for."""
-    from alasso.bench import data
-
-    for name in names or data.CATALOG:
-        print(f"{name}: {data.where(name, data_dir)}")

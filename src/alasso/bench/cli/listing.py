@@ -9,19 +9,24 @@ from rich.table import Table
 
 from alasso.bench.cli.console import Terminal
 from alasso.bench.labels import count_of
+from alasso.bench.registry import BENCHMARKS, METHODS
+from alasso.bench.reproduce.experiments import PAPER, read_experiments
 
 
 def list_() -> None:
-    """Benchmarks, methods and their settings, and the paper's experiments."""
-    from alasso.bench.reproduce.experiments import read_experiments
-    from alasso.bench.reproduce.show import experiments_table
+    """Show benchmarks, methods, their settings and the experiments."""
+    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), *experiments())
 
-    Terminal().print(benchmarks(), methods(), settings_of_benchmarks(), experiments_table(read_experiments()))
+
+def experiments() -> list[Table]:
+    """None where the paper's folder is not here."""
+    table = _table("Experiments (alasso reproduce --only …)", "id", "what it is", "in the paper", "on one H200")
+    for one in read_experiments(PAPER).values():
+        table.add_row(one.id, one.title, one.paper, one.cost)
+    return [table] if table.row_count else []
 
 
 def benchmarks() -> Table:
-    from alasso.bench.registry import BENCHMARKS
-
     table = _table("Benchmarks", "name", "what it is", "as it is run")
     for name, benchmark in BENCHMARKS.items():
         p = benchmark.preset
@@ -32,8 +37,6 @@ def benchmarks() -> Table:
 
 
 def methods() -> Table:
-    from alasso.bench.registry import METHODS
-
     table = _table("Methods", "name", "what it is", "settings and defaults")
     for name, method in METHODS.items():
         table.add_row(name, method.title, _spelled(method.settings, "  ") or "–")
@@ -41,8 +44,6 @@ def methods() -> Table:
 
 
 def settings_of_benchmarks() -> Table:
-    from alasso.bench.registry import BENCHMARKS
-
     title = "Where a benchmark sets them otherwise (found by alasso search, or the paper's)"
     table = _table(title, "benchmark", "settings")
     for name, benchmark in BENCHMARKS.items():

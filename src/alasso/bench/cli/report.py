@@ -1,43 +1,37 @@
-"""The commands report, compare and probe, as the command line registers them. Heavy imports wait for their turn."""
+"""The commands that read results: report and compare."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from alasso.bench.cli.console import STOPPED, Terminal, say
-from alasso.bench.cli.options import DataDir, Device
+from alasso.bench.cli.console import Terminal, say
+from alasso.bench.io import check_file, check_writable, write_whole
 from alasso.bench.labels import count_of
+from alasso.bench.report import compare as comparing
+from alasso.bench.report import page
+from alasso.bench.report.figures import FORMATS, write_figures
+from alasso.bench.report.load import collect
+from alasso.bench.report.watch import serve
 from alasso.errors import AlassoError
-
-if TYPE_CHECKING:
-    from alasso.bench.probe import Measured, Plan
 
 PORT = 8321
 MOST_REASONS = 3  # that a line has room for
 
 
 def report(
-    results: Annotated[list[Path], typer.Argument(help="Result files or folders; a run reached twice counts once.")],
+    results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    figures: Annotated[
-        Path | None, typer.Option(help="Also draw every figure as PNG, SVG and PDF into this folder.")
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page on this machine and follow runs that go on.")
-    ] = False,
+    figures: Annotated[Path | None, typer.Option(help="Also draw every figure here, as PNG, SVG and PDF.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve the page here while runs train.")] = False,
     port: Annotated[
-        int | None, typer.Option(help=f"With --watch: 0 for any that is free. Default: {PORT}.", min=0, max=65535)
+        int | None, typer.Option(help=f"For --watch; 0 takes a free one. Default: {PORT}.", min=0, max=65535)
     ] = None,
 ) -> None:
-    """Make one self-contained page, and the paper's figures, from results."""
-    from alasso.bench.io import check_file, check_writable, write_whole
-    from alasso.bench.report import page
-    from alasso.bench.report.load import collect
-
+    """Make one self-contained page, and figures, from results."""
     if watch:
         return follow(results, PORT if port is None else port)
     if port is not None:
@@ -47,7 +41,8 @@ def report(
         check_writable(figures)
     found = collect(results)
     if not found.results and not found.probes:
-        raise AlassoError(f"there are no results in {' or '.join(map(str, results))}{reasons(found.left_out)}")
+        why = "".join(f"; {line}" for line in found.left_out[:MOST_REASONS])
+        raise AlassoError(f"there are no results in {' or '.join(map(str, results))}{why}")
     content = page.build(found).encode()
     write_whole(output, content)
     for line in found.left_out:
@@ -55,8 +50,6 @@ def report(
     probes = f", {count_of(len(found.probes), 'probe')}" if found.probes else ""
     say(f"{output}: {count_of(len(found.results), 'result')}{probes}, {len(content) / 1e6:.1f} MB")
     if figures is not None:
-        from alasso.bench.report.figures import FORMATS, write_figures
-
         written, absent = write_figures(found.results, figures)
         for line in absent:
             say(line)
@@ -64,35 +57,19 @@ def report(
     return None
 
 
-def reasons(left_out: Sequence[str]) -> str:
-    """Why nothing is left, on the same line.
-
-    >>> reasons([]), reasons(["a is no result", "b is none"])
-    ('', ': a is no result; b is none')
-    """
-    said = list(left_out[:MOST_REASONS])
-    if len(left_out) > MOST_REASONS:
-        said.append(f"and {len(left_out) - MOST_REASONS} more")
-    return f": {'; '.join(said)}" if said else ""
-
-
 def follow(paths: Sequence[Path], port: int) -> None:
-    from alasso.bench.report.watch import serve
-
-    if len(paths) > 1:
-        raise AlassoError(f"--watch follows one folder, not {len(paths)} paths; name the folder they are in")
-    (folder,) = paths
-    if not folder.is_dir():
-        raise AlassoError(f"--watch follows a folder, and {folder} is none")
-    serve(folder, port, say)
+    if len(paths) > 1 or not paths[0].is_dir():
+        raise AlassoError(f"--watch follows one folder, not {' '.join(map(str, paths))}")
+    serve(paths[0], port, say)
 
 
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Result files or folders; files of one config go together.")],
+    results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
 ) -> None:
-    """Results side by side, with the difference to the first and its standard error over seeds."""
-    from alasso.bench.report import compare as comparing
+    """Show results side by side.
 
+    With the difference to the first and its standard error over seeds.
+    """
     columns, left_out = comparing.columns_of(results)
     for line in left_out:
         say(f"left out: {line}")
@@ -102,50 +79,3 @@ def compare(
             console.print()
         console.print(comparing.table(comparison))
         console.print(comparing.explanation(comparison), style="dim", markup=False)
-
-
-def refuse_probe_of_another(out: Path, config: dict[str, Any]) -> None:
-    """Figures of another run in that folder would be written over."""
-    from alasso.bench.probe import read
-
-    if (there := out / "probe.json").exists() and read(there).config != config:
-        raise AlassoError(f"{there} is the probe of another run: give another folder by --out, or delete it")
-
-
-def probe(
-    result: Annotated[Path, typer.Argument(help="A result file; its first task is learned again.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the figures and the measurement.")] = Path("probe"),
-    weights: Annotated[int, typer.Option(help="Weights drawn at random.", min=1)] = 200,
-    offsets: Annotated[int, typer.Option(help="Places on each weight's line.", min=3)] = 41,
-    span: Annotated[float, typer.Option(help="How far a weight is moved to either side.")] = 1.0,
-    examples: Annotated[int, typer.Option(help="Training examples of the task, drawn at random.", min=1)] = 1000,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-) -> None:
-    """How a task's loss changes when single weights leave their optimum, and what SI and ALASSO make of it."""
-    from alasso.bench.probe import Plan
-    from alasso.bench.probe.figures import write_probe
-
-    plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
-    try:
-        measured = measure(result, out, plan, data_dir, device)
-    except KeyboardInterrupt:
-        say("\nStopped; nothing was saved.")
-        raise typer.Exit(STOPPED) from None
-    for path in write_probe(measured, out):
-        say(str(path))
-    for line in measured.statement():
-        say(line)
-
-
-def measure(result: Path, out: Path, plan: Plan, data_dir: Path | None, device: str) -> Measured:
-    """Find out first whether its outcome can be written."""
-    from alasso.bench.io import check_writable
-    from alasso.bench.probe.measure import probe_first_task, progress_bar
-    from alasso.bench.results import read
-
-    check_writable(out)
-    config = read(result).config
-    refuse_probe_of_another(out, config.to_json())
-    with progress_bar(Terminal()) as watch:
-        return probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=watch)

@@ -1,27 +1,61 @@
-"""``alasso reproduce``, as the command line registers it. Heavy imports wait for their turn."""
+"""``alasso reproduce``: runs the paper's experiments as far as they are missing, and judges its claims."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from alasso.bench.cli.console import Terminal, end_stopped, say
-from alasso.bench.cli.options import DataDir, Device
+from alasso.bench import results
+from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
+from alasso.bench.config import RunConfig
+from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
+from alasso.bench.report.load import collect
+from alasso.bench.report.page import ClaimRow, Claims, build
+from alasso.bench.reproduce.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    WITHIN_NOISE,
+    Claim,
+    Judged,
+    Untested,
+    by_topic,
+    judge_all,
+    missing_lines,
+    not_computable_lines,
+    read_claims,
+    shown_of,
+    tally_sentence,
+    verdict_in_words,
+)
+from alasso.bench.reproduce.document import Document
+from alasso.bench.reproduce.evidence import Evidence
+from alasso.bench.reproduce.experiments import Experiment, chosen, find_paper, read_experiments
+from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
+from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
 
-if TYPE_CHECKING:
-    from alasso.bench.reproduce.claims import Judged
-    from alasso.bench.reproduce.evidence import Evidence
-    from alasso.bench.reproduce.plan import Plan
-    from alasso.bench.reproduce.study import Study
-    from alasso.bench.reproduce.timing import Estimate
-
-A_DAY = 86_400  # seconds
+QUICK_OUT = Path("runs/quick")
+PAGE = Path("runs/report.html")
+STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red"}
+CAPTION = (
+    "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
+)
+IN_SMALL = " (small version)"
+CAPTION_IN_SMALL = "Too small to judge the paper: this shows that everything runs."
+WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
+NARROW = 76  # and below these, numbers go under the claim
 
 
 def reproduce(
@@ -32,180 +66,238 @@ def reproduce(
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
+    paper: Annotated[
+        Path | None, typer.Option(help="Folder of experiments, claims and results. Default: paper.")
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder of results. Default: results; runs/quick with --quick; runs/… with --study."
-        ),
+        typer.Option("--out", help="Folder of results. Default: that of the paper; runs/quick with --quick."),
     ] = None,
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="A small version, on permuted digits: minutes on a CPU, too small to judge the paper."
-        ),
+        bool, typer.Option("--quick", help="A small version, on permuted digits: minutes on a CPU, no verdict.")
     ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be run and how long it takes; run nothing.")
-    ] = False,
-    judge: Annotated[
-        bool, typer.Option("--judge", help="Run nothing: verdicts and the document from the results there are.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only show what is missing and how long it takes.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="Run nothing: judge the results there are.")] = False,
+    unpack: Annotated[
+        Path | None, typer.Option(help="Run nothing: write each result there is as a JSON file into this folder.")
+    ] = None,
     document: Annotated[
         Path | None,
-        typer.Option(help="The document. Default: docs/reproduction.md; beside other results than those in results."),
+        typer.Option(help="The document. Default: REPRODUCTION.md in the paper's folder; in another --out, there."),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="The page. Default: runs/report.html; beside other results; with --judge, none."),
-    ] = None,
-    study: Annotated[
-        Path | None, typer.Option(help="Experiments and claims of your own: a folder laid out as the paper's is.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help=f"The page. Default: {PAGE}; with --judge, none.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
-    """Run the paper's experiments as far as they are missing, and give a verdict on each of its claims."""
-    from alasso.bench.io import check_file
-    from alasso.bench.reproduce.study import Places, Study
-
-    refuse_contradictions(plan, judge, seeds, document, report)
-    places = Places.chosen(quick, out, document, report, study)
-    work = Study.read(study, only or [], skip or [], seeds, quick, places)
-    work.check_template()
-    if plan:
-        return show_plan(work, device, data_dir)
-    if judge and not any(places.out.glob("*.json")):
-        raise AlassoError(f"there are no results in {places.out}; name their folder with --out")
-    with_page = not judge or report is not None
-    check_file(places.document, ".md")
-    work.refuse_to_write_over_itself()
-    if with_page:
-        check_file(places.report, ".html", ".htm")
-    if not judge:
-        run_missing(work, device, data_dir, quiet=quiet)
-    return conclude(work, quiet=quiet, with_page=with_page)
-
-
-def refuse_contradictions(
-    plan: bool, judge: bool, seeds: int | None, document: Path | None, report: Path | None
-) -> None:
-    if plan and judge:
-        raise AlassoError("--plan says what would be run, --judge judges what was: give one of the two")
-    if plan and (document or report):
-        raise AlassoError(f"--plan writes nothing: leave out {'--document' if document else '--report'}, or --plan")
+    """Run the paper's missing experiments and judge each of its claims."""
+    if sum((plan, judge, unpack is not None)) > 1:
+        raise AlassoError("--plan, --judge and --unpack exclude each other: give one of them")
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
+    work = Work.read(paper, only or [], skip or [], out, quick=quick)
+    if unpack is not None:
+        found = [results.write(one, unpack) for one in work.evidence.results_of(work.references)]
+        return say(f"wrote {count_of(len(found), 'result')} to {unpack}")
+    if plan:
+        return show_plan(work, make_plan(work.chosen, work.evidence, seeds))
+    document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
+    page_file = report or (None if judge else PAGE)
+    check_file(document, ".md")
+    if page_file is not None:
+        check_file(page_file, ".html", ".htm")
+    if not judge:
+        planned = make_plan(work.chosen, work.evidence, seeds)
+        run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
+        work = replace(work)  # whose evidence is read anew
+    return conclude(work, None if quick else document, page_file, quiet=quiet)
 
 
-def show_plan(work: Study, device: str, data_dir: Path | None) -> None:
-    from alasso.bench.reproduce import execute as carrying
-    from alasso.bench.reproduce import show
+@dataclass(frozen=True)
+class Work:
+    """What one call works with.
 
-    work.evidence()  # what is there can be read
-    work.refuse_other_images()
-    planned = work.plan(device)
+    Args:
+        paper: The folder of experiments and claims.
+        out: The folder of results.
+        experiments: All experiments; small ones where ``quick``.
+        chosen: Those that were asked for.
+        claims: What is judged.
+        untested: What is not.
+        quick: Whether this is the small version.
+    """
+
+    paper: Path
+    out: Path
+    experiments: Mapping[str, Experiment]
+    chosen: Sequence[Experiment]
+    claims: Sequence[Claim]
+    untested: Sequence[Untested]
+    quick: bool
+
+    @staticmethod
+    def read(paper: Path | None, only: Sequence[str], skip: Sequence[str], out: Path | None, *, quick: bool) -> Work:
+        """Reads experiments and claims."""
+        folder = find_paper(paper)
+        experiments = read_experiments(folder, quick=quick)
+        claims, untested = read_claims(folder, experiments, quick=quick)
+        out = out or (QUICK_OUT if quick else folder / "results")
+        return Work(folder, out, experiments, chosen(experiments, only, skip), claims, untested, quick)
+
+    @property
+    def is_papers_own(self) -> bool:
+        """Whether results go among the paper's own."""
+        return self.out.resolve() == (self.paper / "results").resolve()
+
+    @property
+    def references(self) -> list[str]:
+        """The runs that were asked for."""
+        return [reference for one in self.chosen for reference in one.references]
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What lies in the folder of results."""
+        return Evidence.of_folder(self.experiments, self.out)
+
+    @cached_property
+    def known(self) -> Sequence[results.Result]:
+        """Finished runs, by which others are estimated: those in the folder, and the paper's."""
+        if self.is_papers_own or self.quick:
+            return self.evidence.results
+        return self.evidence.results + Evidence.of_folder(self.experiments, self.paper / "results").results
+
+
+# -- what is missing ------------------------------------------------------------------------------------------------
+
+
+def show_plan(work: Work, planned: Plan) -> None:
+    """What is there, what is missing, and how long it takes."""
+    table = Table(title="To run", title_justify="left")
+    table.add_column("part")
+    table.add_column("used by", overflow="fold")  # ids, which have to be typed
+    for column in ("missing", "done", "about"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for part in planned.parts:
+        about = how_long(work, part.missing)[0] if part.missing else "–"
+        table.add_row(part.title, ", ".join(part.used_by), str(len(part.missing)), str(part.present), about or "?")
+    if planned.probes or planned.probes_present:
+        users = ", ".join(one.id for one in work.chosen if one.probe is not None)
+        table.add_row("single weights", users, str(len(planned.probes)), str(planned.probes_present), "–")
+    Terminal().print(table)
+    say(to_do(work, planned))
+
+
+def to_do(work: Work, planned: Plan) -> str:
+    """One line: what is missing, how long it takes, what is there, what is not tried again."""
+    there = f"{count_of(planned.present, 'result')} in {work.out}"
+    about, where = how_long(work, planned.missing)
+    missing = f"To do: {planned.to_do()}{f', about {about} {where}' if about else ''}; {there}"
+    nothing = f"Nothing to run: {there}; to make them yourself, name another folder with --out"
+    said = nothing if planned.empty else missing
+    if planned.diverged:
+        runs = count_of(len(planned.diverged), "run")
+        said += f"; {runs} diverged and will not be tried again: delete NAME{results.DIVERGED} to try"
+    return f"{said}."
+
+
+def how_long(work: Work, configs: Sequence[RunConfig]) -> tuple[str, str]:
+    """How long runs take, and as on which device; empty where no finished run tells."""
+    found = estimate(configs, work.known)
+    return (roughly(found[0]), f"as on {found[1]}") if found and configs else ("", "")
+
+
+def run_missing(work: Work, planned: Plan, options: Options) -> None:
+    """Trains and measures what is missing."""
+    tell = (lambda line: None) if options.quiet else say
     if planned.empty:
-        return say(nothing_to_run(planned, work))
-    carrying.check_networks(planned, work.experiments.values())
-    estimate = work.estimate(planned, device, say)
-    Terminal().print(show.plan_table(planned, estimate, work.chosen))
-    if not work.places.out.is_dir():
-        say(f"{work.places.out} does not exist yet. If you have results elsewhere, name their folder with --out.")
-    say(f"{to_do(planned)} already in {work.places.out}{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
-    for line in carrying.with_other_rounding(planned):
-        say(f"{line}.")
-    if absent := carrying.absent_data(planned, data_dir):
-        advice = carrying.data_advice(absent, work.chosen)
-        say(f"{advice[0].upper()}{advice[1:]}.")
-    if estimate.seconds > A_DAY:
-        quick = "" if work.quick else "--quick takes minutes, "
-        say(f"{quick}--only runs some of it: see alasso list.")
-    return None
-
-
-def to_do(planned: Plan) -> str:
-    from alasso.bench.reproduce import execute as carrying
-
-    return f"To do: {carrying.to_do(planned)}; {planned.present + planned.probes_present}"
-
-
-def estimated(estimate: Estimate) -> str:
-    return f"; {sentence}" if (sentence := estimate.sentence()) else ""
-
-
-def nothing_to_run(planned: Plan, work: Study) -> str:
-    from alasso.bench.reproduce import execute as carrying
-
-    found = f"{there(planned)} in {work.places.out}{carrying.came_to_no_end(planned)}"
-    return f"Nothing to run: {found}. To make them yourself, name another folder: --out."
-
-
-def there(planned: Plan) -> str:
-    runs, probes = planned.present, planned.probes_present
-    if not runs + probes:
-        return "no result is" if planned.diverged else "what there is to measure is"
-    counted = " and ".join(count_of(count, kind) for count, kind in ((runs, "result"), (probes, "probe")) if count)
-    if runs + probes == 1:
-        return f"the {counted} is"
-    return f"{'the' if max(runs, probes) == 1 else 'all'} {counted} are"
-
-
-def run_missing(work: Study, device: str, data_dir: Path | None, *, quiet: bool) -> None:
-    from alasso.bench.reproduce import execute as carrying
-    from alasso.bench.training.sweep import Stopped
-
-    carrying.tidy(work.places.out)
-    work.evidence()  # what is there can be read
-    work.refuse_other_images()
-    planned = work.plan(device)
-    if planned.empty:
-        return say(nothing_to_run(planned, work))
-    if absent := carrying.absent_data(planned, data_dir):
-        raise AlassoError(carrying.data_advice(absent, work.chosen))
-    work.places.refuse_mixture(work)
-    carrying.check_networks(planned, work.experiments.values())
-    hush = (lambda line: None) if quiet else say
-    estimate = work.estimate(planned, device, hush)
-    hush(f"{to_do(planned)} already there{estimated(estimate)}{carrying.came_to_no_end(planned)}.")
-    for line in carrying.with_other_rounding(planned):
-        hush(f"{line}.")
-    options = carrying.options_for(work.places.out, data_dir, device, quiet=quiet)
+        return say(to_do(work, planned))
+    check_data(planned, work.chosen, options.data_dir)
+    tell(to_do(work, planned))
     try:
-        return carrying.carry_out(planned, estimate, options, Terminal(), hush)
+        return carry_out(planned, options, Terminal(), tell)
     except (Stopped, KeyboardInterrupt) as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
 
 
-def conclude(work: Study, *, quiet: bool, with_page: bool) -> None:
-    """The verdict table, the document, the page."""
-    from alasso.bench.reproduce import show
-    from alasso.bench.reproduce.claims import NOT_RUN
+# -- verdicts -------------------------------------------------------------------------------------------------------
 
-    evidence = work.evidence()
-    judged = work.judged(evidence)
-    if judged and all(one.verdict == NOT_RUN for one in judged) and not evidence.by_hash:
-        raise AlassoError(f"{work.places.out} holds no result of these experiments; name their folder with --out")
-    about = [one for one in judged if one.claim in work.claims_about_chosen()]
+
+def conclude(work: Work, document: Path | None, page_file: Path | None, *, quiet: bool) -> None:
+    """Judges all claims on all results there are; shows the verdicts, writes the document and the page."""
+    evidence = work.evidence
+    if not evidence.names and not evidence.all_probes and not evidence.ended_early:
+        raise AlassoError(f"{work.out} holds no result of these experiments; name their folder with --out")
+    judged = judge_all(work.claims, evidence)
+    about = [one for one in judged if set(work.references) & set(one.claim.references)]
     console = Terminal()
     if about:
-        console.print(show.verdict_table(about, quick=work.quick, width=console.width, words=work.words))
+        console.print(verdict_table(about, quick=work.quick, width=console.width))
     if not work.quick or not about:
-        say(show.tally_sentence(about))
-    for line in show.diverged_lines(evidence, work.chosen, about):
+        say(tally_sentence(about))
+    for reference in work.references:
+        if how := evidence.how_it_diverged(reference):
+            say(f"{reference} {how}")
+    for line in () if quiet else (*not_computable_lines(about), *missing_lines(about)):
         say(line)
-    if not quiet:
-        for line in (*show.not_computable_lines(about), *show.missing_lines(about)):
-            say(line)
-    write(work, judged, evidence, with_page=with_page)
+    if document is not None:
+        template = work.paper / "template.md"
+        text = Document(evidence, judged, work.untested, document.parent / "figures").fill(read_template(template))
+        write_whole(document, text.encode())
+        say(f"wrote {document}: {count_of(len(judged), 'claim')}")
+    if page_file is not None and work.out.is_dir():
+        html = build(collect([work.out]), claims=for_page(judged, quick=work.quick))
+        write_whole(page_file, html.encode())
+        say(f"wrote {page_file}: all results in {work.out}")
 
 
-def write(work: Study, judged: Sequence[Judged], evidence: Evidence, *, with_page: bool) -> None:
-    from alasso.bench.io import write_whole
+def read_template(path: Path) -> str:
+    """The document's template."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AlassoError(f"{path} cannot be read: {error}") from error
 
-    page = work.page(judged) if with_page else None
-    write_whole(work.places.document, work.document(judged, drawing=True, evidence=evidence).encode())
-    uncounted = sum(not one.claim.counted for one in judged)
-    aside = f", {uncounted} of them not counted" if uncounted else ""
-    say(f"wrote {work.places.document}: {count_of(len(judged), 'claim')}{aside}")
-    if page is not None:
-        write_whole(work.places.report, page.encode())
-        say(f"wrote {work.places.report}: all results in {work.places.out}")
+
+def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE) -> Table:
+    """Claims under their topics; a terminal that is not wide gets what matters most."""
+    title = "The paper's claims" + IN_SMALL * quick
+    caption = CAPTION_IN_SMALL if quick else CAPTION
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    wide, narrow = width >= WIDE, width < NARROW
+    table.add_column("claim", ratio=1)
+    if wide:
+        table.add_column("in the paper", max_width=22)
+    if not narrow:
+        table.add_column("paper", justify="right", max_width=12)
+        table.add_column("ours", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("bar", justify="right", no_wrap=True)
+    table.add_column("seen?" if quick else "verdict", no_wrap=True)
+    for topic, claims in by_topic(judged).items():
+        table.add_row(Text(topic + IN_SMALL * quick, "bold"))
+        for one in claims:
+            paper = one.claim.of_paper() if wide or not isinstance(one.claim.paper, str) else "–"
+            says = Text(one.claim.says)
+            if narrow:
+                says.append(f"\n{shown_of(one)}; the paper: {paper}", "dim")
+            cells: list[RenderableType] = [Padding(says, (0, 0, 0, 2))]
+            cells += [one.claim.where] if wide else []
+            cells += [] if narrow else [paper, shown_of(one)]
+            cells += [one.claim.bar()] if wide else []
+            style = "" if quick else STYLES.get(one.verdict, "dim")
+            table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
+    return table
+
+
+def for_page(judged: Sequence[Judged], *, quick: bool) -> Claims:
+    """The same for the page."""
+    topics = {
+        topic + IN_SMALL * quick: [page_row(one, quick) for one in own] for topic, own in by_topic(judged).items()
+    }
+    note = CAPTION_IN_SMALL if quick else f"{tally_sentence(judged)} {CAPTION}"
+    columns = ("claim", "paper", "ours", "bar", "seen?" if quick else "verdict")
+    return Claims("The paper's claims" + IN_SMALL * quick, note, columns, topics)
+
+
+def page_row(one: Judged, quick: bool) -> ClaimRow:
+    """A claim with its verdict."""
+    numbers, words = (one.claim.of_paper(), shown_of(one), one.claim.bar()), verdict_in_words(one, quick=quick)
+    return ClaimRow(one.claim.says, one.claim.where, numbers, words, "" if quick else one.verdict)

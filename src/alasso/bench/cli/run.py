@@ -1,71 +1,101 @@
-"""The commands run, demo and search, as the command line registers them. Heavy imports wait for their turn."""
+"""The commands that train: run, demo, search and probe."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from alasso.bench.cli import arguments
-from alasso.bench.cli.console import Terminal, end_stopped, say
-from alasso.bench.cli.options import DataDir, Device, Epochs, OutFolder, Quiet, Restart, Resume, Seeds, Tasks
-from alasso.bench.labels import count_of
+from alasso.bench import metrics as references
+from alasso.bench import results
+from alasso.bench.cli.console import DataDir, Device, Quiet, Terminal, end_stopped, say, table
+from alasso.bench.cli.main import STOPPED
+from alasso.bench.cli.report import report
+from alasso.bench.config import from_toml
+from alasso.bench.io import check_writable
+from alasso.bench.labels import count_of, varying_settings
+from alasso.bench.probe import Plan
+from alasso.bench.probe import read as read_probe
+from alasso.bench.probe.figures import write_probe
+from alasso.bench.probe.measure import probe_first_task, progress_bar
+from alasso.bench.registry import METHODS
+from alasso.bench.streams import left_over
+from alasso.bench.training import sweep as runs
+from alasso.bench.training.search import chosen_line, chosen_settings
+from alasso.bench.training.search import search as search_settings
 from alasso.errors import AlassoError
 
+OutFolder = Annotated[Path, typer.Option("--out", help="Folder for result files and checkpoints.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted runs.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Run again from the start.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="One or several: --seed 0 1")]
+Tasks = Annotated[int | None, typer.Option(help="Number of tasks.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over each task.")]
+Seed = Annotated[int, typer.Option(help="Of the tasks and the training.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Settings of a method or run: --set a=1,2,3 batch_size=128")
 ]
 Tried = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Values to try in place of the method's own: --set lam=1,3,10"),
+    typer.Option("--set", help="Values to try instead of the method's own: --set lam=1,3,10"),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="A network by name, or module:factory of your own, called with (input_shape, classes)."),
+    typer.Option(help="A network by name, or your own as module:factory; gets (input_shape, classes)."),
 ]
-Lanes = Annotated[
-    str,
-    typer.Option(
-        help="Runs trained at once, as one stacked network: a number, or auto (1 on a CPU, where more are slower)."
-    ),
-]
+
+
+class Log(str, Enum):
+    """Where the numbers of each epoch go."""
+
+    csv = "csv"
+    tensorboard = "tensorboard"
+
+
+Interval = Annotated[float, typer.Option(metavar="<seconds>", help="Time between checkpoints.", min=0)]
+Logs = Annotated[list[Log] | None, typer.Option(metavar="csv|tensorboard", help="Write each epoch's numbers to files.")]
 
 
 def run(
     benchmark: Annotated[str, typer.Argument(help="See: alasso list")],
-    path: Annotated[Path | None, typer.Argument(help="split-folder: your images, a folder a class.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="One or several: --method sgd si alasso")] = None,
+    path: Annotated[Path | None, typer.Argument(help="For split-folder: your images, a folder a class.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="One or several: --method sgd si")] = None,
     tasks: Tasks = None,
     epochs: Epochs = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a step.")] = None,
     seed: Seeds = None,
     set_: Settings = None,
+    found: Annotated[
+        Path | None, typer.Option("--settings", help="What alasso search chose: the file it wrote.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with fields of the run.")] = None,
     model: Model = None,
     classes_per_task: Annotated[int | None, typer.Option(help="Split benchmarks: classes in a task.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")] = None,
     permute_first: Annotated[bool, typer.Option("--permute-first", help="Permute the first task too.")] = False,
-    reference: Annotated[Path | None, typer.Option(help="Result of a single-task run, for intransigence (I).")] = None,
+    reference: Annotated[Path | None, typer.Option(help="A single-task result, for intransigence (I).")] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     out: OutFolder = Path("runs"),
     resume: Resume = False,
     restart: Restart = False,
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-    lanes: Lanes = "auto",
-    log: Annotated[list[str] | None, typer.Option(help="Log epochs to: csv, tensorboard")] = None,
+    checkpoint_every: Interval = 30.0,
+    log: Logs = None,
     quiet: Quiet = False,
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
-    from alasso.bench.training import sweep as runs
-
     if resume and restart:
-        raise AlassoError("--resume goes on with what was begun, --restart throws it away: give one of the two")
+        raise AlassoError("--resume continues what was begun, --restart throws it away: give one of the two")
     fields = {
         "tasks": tasks,
         "epochs": epochs,
+        "learning_rate": lr,
+        "batch_size": batch_size,
         "model": model,
         "classes_per_task": classes_per_task,
         "image_size": image_size,
@@ -79,69 +109,49 @@ def run(
         resume=resume,
         restart=restart,
         quiet=quiet,
-        logs=arguments.checked_logs(log or []),
-        checkpoint_every=arguments.checked_interval(checkpoint_every),
-        lanes=arguments.checked_lanes(lanes),
+        logs=tuple(one.value for one in log or []),
+        checkpoint_every=checkpoint_every,
     )
-    settings = arguments.parsed_settings(set_ or [])
-    arguments.refuse_given_twice({**fields, "seed": seed}, settings)
-    if benchmark != "split-folder":
-        arguments.refuse_value_of_flag(sys.argv[1:], path)
-    configs = arguments.asked_for(benchmark, config, method, seed, fields, settings)
-    against = read_reference(reference, configs) if reference else None
-    for notice in [*notices(configs, options, against), *arguments.not_for_all(configs, settings)]:
-        if notice and not quiet:
-            say(notice)
+    settings = parsed_settings(set_ or [])
+    refuse_given_twice({**fields, "seed": seed}, settings)
+    chosen = chosen_settings(found, benchmark) if found else {}
+    configs = asked_for(benchmark, config, method, seed, fields, settings, chosen)
+    against = results.read(reference) if reference else None
+    if against:
+        references.check_reference(against, configs)
+    for notice in () if quiet else (*notices(configs, options, against), *not_for_all(configs, settings)):
+        say(notice)
     show_runs(configs, options, against)
 
 
-def read_reference(path: Path, configs: Sequence[Any]) -> Any:
-    """A result that intransigence of all these runs can be measured against."""
-    from alasso.bench import intransigence as references
-    from alasso.bench import results
-
-    reference = results.read(path)
-    references.check_reference(reference, configs)
-    return reference
-
-
-def notices(configs: Sequence[Any], options: Any, reference: Any) -> list[str | None]:
-    """What is to be said before anything is run; None where there is nothing to say."""
-    from alasso.bench import intransigence as references
-    from alasso.bench.training import resuming
-
-    resumed = [resuming.check(configs, options.out)] if options.resume else []
-    other_seed = [references.other_seed(reference, configs)] if reference else []
-    return [*resumed, *other_seed, *left_over_classes(configs)]
+def notices(configs: Sequence[Any], options: Any, reference: Any) -> list[str]:
+    """Lines to say before anything runs; a run that cannot resume is refused."""
+    lines = [runs.check_resumed(configs, options.out)] if options.resume else []
+    if reference:
+        lines.append(references.other_seed(reference, configs))
+    lines += dict.fromkeys(map(left_over, configs))
+    return [line for line in lines if line]
 
 
-def left_over_classes(configs: Sequence[Any]) -> list[str | None]:
-    """Lines on classes of one's own images that do not come out even; None where they do."""
-    if not any(config.benchmark == "split-folder" for config in configs):
-        return []
-    from alasso.bench._make_streams import left_over  # torch: only for those who bring images
+def demo(out: OutFolder = Path("runs/demo"), seed: Seed = 0, restart: Restart = False, quiet: Quiet = False) -> None:
+    """Train four methods on ten small tasks: a minute on a CPU.
 
-    return list(dict.fromkeys(map(left_over, configs)))
-
-
-def demo(out: OutFolder = Path("runs/demo"), seed: int = 0, restart: Restart = False, quiet: Quiet = False) -> None:
-    """Four methods on ten permuted versions of scikit-learn's digits: a minute, nothing downloaded.
-
-    Continues an interrupted demo; shows a finished one.
+    The tasks are permuted versions of scikit-learn's digits; nothing is downloaded. Continues an interrupted demo;
+    shows a finished one.
     """
-    from alasso.bench.training import sweep as runs
-
     methods = ["sgd", "ewc", "si", "alasso"]
     configs = runs.combinations("permuted-digits", methods, [seed], {"epochs": 5}, {})  # under a minute
     options = runs.Options(out=out, device="cpu", quiet=quiet, resume=not restart, restart=restart)
     show_runs(configs, options, None, to_go_on=())
-    print("Ten small tasks do not tell SI and ALASSO apart: more seeds, or more and larger tasks, do.")
+    report([out], output=out / "report.html")
+    say("Ten small tasks do not tell SI and ALASSO apart; more seeds do. Next:")
+    say("  alasso run permuted-digits --method si alasso --seed 0 1 2 3 4")
 
 
 def search(
     benchmark: Annotated[str, typer.Argument(help="See: alasso list")],
-    file: Annotated[Path, typer.Option(help="Outcome: what was tried and chosen; added to if it is there.")],
-    method: Annotated[list[str] | None, typer.Option(help="One or several; all that have settings if none.")] = None,
+    file: Annotated[Path, typer.Option(help="Where to write what was tried and chosen; adds to it.")],
+    method: Annotated[list[str] | None, typer.Option(help="One or several. Default: all with settings.")] = None,
     tasks: Tasks = None,
     epochs: Epochs = None,
     seed: Seeds = None,
@@ -151,34 +161,28 @@ def search(
     out: OutFolder = Path("runs/search"),
     quiet: Quiet = False,
 ) -> None:
-    """Find settings for each method on held-out training examples; the test examples are not used."""
-    from alasso.bench.registry import METHODS
-    from alasso.bench.training import sweep as runs
-    from alasso.bench.training.search import chosen_line
-    from alasso.bench.training.search import search as search_settings
+    """Find settings for each method on held-out training examples.
 
+    The test examples stay unused.
+    """
     fields = {"tasks": tasks, "epochs": epochs}
-    values = arguments.parsed_settings(set_ or [])
+    values = parsed_settings(set_ or [])
     if values and not method:
-        raise AlassoError(f"--set needs --method: whose {' and '.join(values)} is to have these values?")
+        raise AlassoError(f"--set needs --method: whose {' and '.join(values)} should have these values?")
     options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again="delete it to run it again")
     methods = method or [name for name, known in METHODS.items() if known.search]
-    somewhere = {setting for name in methods if name in METHODS for setting in METHODS[name].settings}
-    for name in methods if not quiet and set(values) <= somewhere else ():  # what no method has is refused
-        if name in METHODS and (lacking := [setting for setting in values if setting not in METHODS[name].settings]):
-            say(f"{', '.join(lacking)} is no setting of {name}: searched without it")
     try:
         outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Terminal(), values)
     except runs.Stopped as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
     for name in dict.fromkeys(methods):
+        if lacking := [setting for setting in values if setting not in METHODS[name].settings]:
+            say(f"{', '.join(lacking)} is no setting of {name}: searched without it")
         say(chosen_line(outcome, name))
 
 
 def show_runs(configs: Sequence[Any], options: Any, against: Any, to_go_on: Sequence[str] = ("--resume",)) -> None:
-    """Carry runs out, print the table, say where the files are. ``to_go_on``: what a stopped command needs to do so."""
-    from alasso.bench.training import sweep as runs
-
+    """Trains, prints the table, says where the files are. ``to_go_on``: what a stopped command needs to continue."""
     try:
         show_results(runs.carry_out(configs, options, Terminal(), lambda config: against), configs, options.out)
     except runs.Stopped as stopped:
@@ -190,11 +194,100 @@ def show_runs(configs: Sequence[Any], options: Any, against: Any, to_go_on: Sequ
 
 
 def show_results(found: Sequence[Any], asked: Sequence[Any], folder: Path) -> None:
-    """The table of what was found, with a column for all in which the runs that were asked for differ."""
-    from alasso.bench.cli.tables import table
-    from alasso.bench.labels import varying_settings
-
+    """Prints the table, with a column for everything in which the runs that were asked for differ."""
     if found:
         console = Terminal()
         console.print(table(found, console.width, varying_settings(asked)))
         say(f"{count_of(len(found), 'result file')} in {folder}")
+
+
+def asked_for(
+    benchmark: str,
+    file: Path | None,
+    methods: list[str] | None,
+    seeds: list[int] | None,
+    fields: dict[str, Any],
+    settings: dict[str, list[str]],
+    chosen: dict[str, dict[str, Any]],
+) -> list[Any]:
+    """The configs of a command line; what it leaves open comes from the file, from what a search chose, then from the
+    benchmark's preset.
+    """
+    from_file, file_settings = from_toml(file) if file else ({}, {})
+    if from_file.pop("benchmark", benchmark) != benchmark:
+        raise AlassoError(f"{file} is for another benchmark than {benchmark}")
+    file_methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
+    file_seeds = listed(from_file.pop("seed", 0))
+    settings = {name: listed(value) for name, value in file_settings.items()} | settings
+    for name, values in {**settings, "method": file_methods, "seed": file_seeds}.items():
+        if not values:
+            raise AlassoError(f"{file}: {name} is an empty list")
+    given = {name: value for name, value in fields.items() if value is not None}
+    methods, seeds = methods or file_methods, seeds or file_seeds
+    return runs.combinations(benchmark, methods, seeds, from_file | given, settings, chosen)
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def parsed_settings(words: Sequence[str]) -> dict[str, list[str]]:
+    """``["a=1,2", "c=1"]`` → ``{"a": ["1", "2"], "c": ["1"]}``"""
+    settings: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise AlassoError(f"--set takes name=value or name=value,value, not {word!r}")
+        if name in settings:
+            raise AlassoError(f"--set has {name} twice; several values go in one: {name}=1,2")
+        settings[name] = values.split(",")
+    return settings
+
+
+def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) -> None:
+    """One of two values would be dropped without a word."""
+    for name in settings:
+        if options.get(name) is not None:
+            option = {"path": "PATH", "learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
+            raise AlassoError(f"{name} is given by {option} and by --set: give it once")
+
+
+def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[str]:
+    """Lines on settings that only some of the methods have; the others are run without them."""
+    lines = []
+    for name in settings:
+        lacking = dict.fromkeys(c.method for c in configs if name not in c.settings and not hasattr(c, name))
+        if lacking:
+            lines.append(f"{name} is no setting of {', '.join(lacking)}: run without it")
+    return lines
+
+
+def probe(
+    result: Annotated[Path, typer.Argument(help="A result file; learns its first task again.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for figures and measurement.")] = Path("probe"),
+    weights: Annotated[int, typer.Option(help="Weights drawn at random.", min=1)] = 200,
+    offsets: Annotated[int, typer.Option(help="Places on each weight's line.", min=3)] = 41,
+    span: Annotated[float, typer.Option(help="How far a weight moves to either side.")] = 1.0,
+    examples: Annotated[int, typer.Option(help="Training examples, drawn at random.", min=1)] = 1000,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+) -> None:
+    """Measure a task's loss around its optimum, weight by weight.
+
+    And what SI and ALASSO make of it.
+    """
+    check_writable(out)
+    config = results.read(result).config
+    if (there := out / "probe.json").exists() and read_probe(there).config != config.to_json():
+        raise AlassoError(f"{there} is the probe of another run: give another folder by --out, or delete it")
+    plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
+    try:
+        with progress_bar(Terminal()) as watch:
+            measured = probe_first_task(config, plan, data_dir=data_dir, device=device, say=say, watch=watch)
+    except KeyboardInterrupt:
+        say("\nStopped; nothing was saved.")
+        raise typer.Exit(STOPPED) from None
+    for path in write_probe(measured, out):
+        say(str(path))
+    for line in measured.statement():
+        say(line)

@@ -1,14 +1,12 @@
 """The benchmarks' image sets: where they lie, whether they are what was published, and their arrays.
 
-Nothing is taken on trust: every file's content is compared with the hash of the published one before
-it is read, whether this package downloaded it or somebody laid it out by hand.
+Nothing is taken on trust: before a file is read, its content is compared with the hash of the published one,
+whether this package downloaded it or somebody laid it out by hand.
 """
 
-from alasso.bench.data.datasets import CATALOG, Archive, DataFile, DataSet, data_set
+from alasso.bench.data.datasets import CATALOG, Archive, DataFile, DataSet, FileReport, data_root, data_set, where
 from alasso.bench.data.download import fetch
-from alasso.bench.data.files import FileReport, data_root, where
-from alasso.bench.data.folder import folder_classes, folder_edition, load_folder
-from alasso.bench.data.images import ImageSet
+from alasso.bench.data.images import ImageSet, folder_classes, folder_edition, load_folder
 from alasso.bench.data.loading import check, load
 
 __all__ = [

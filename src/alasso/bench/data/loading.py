@@ -1,77 +1,112 @@
-"""Checking a data set and reading it into arrays."""
+"""Checking a data set against what was published, and reading it into arrays."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from alasso.bench.data.datasets import DataSet, data_set
-from alasso.bench.data.files import FileReport, disk_errors, inspect, refusal, settle_edition, shorten, where
-from alasso.bench.data.images import ImageSet, Labels, Pixels, resized
-from alasso.bench.data.tiny import check_folder, load_tiny
+from alasso.bench.data.datasets import DataFile, DataSet, FileReport, data_set, refuse, shorten, where
+from alasso.bench.data.images import ImageSet, Labels, Pixels
+from alasso.bench.data.tiny import check_tiny, load_tiny
 from alasso.errors import AlassoError
 
-_DIGITS_EDITION = "scikit-learn"
+_LIMIT = 1 << 30
+"""No published file is near this; unwrapping stops there so that a gzip bomb cannot fill the memory."""
 _DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 _DIGITS_SEED = 0
 
 
 def check(name: str, data_dir: str | Path | None = None) -> list[FileReport]:
-    """Compare what lies in a data set's folder with what was published, file by file."""
+    """Compares what lies in a data set's folder with what was published, file by file.
+
+    Args:
+        name: The data set.
+        data_dir: The folder with all data sets. Default: ``ALASSO_DATA``, else the user's cache.
+
+    Returns:
+        A report for each file.
+
+    Raises:
+        AlassoError: If there is no such data set.
+    """
     dataset, folder = data_set(name), where(name, data_dir)
     if dataset.reader == "digits":
         return [_check_digits(*_read_digits())]
-    with disk_errors("read", folder):
-        if dataset.reader == "tiny-imagenet":
-            return check_folder(dataset, folder)
-        return settle_edition([inspect(file, folder)[0] for file in dataset.files])
+    if dataset.reader == "tiny-imagenet":
+        return check_tiny(dataset, folder)
+    return _of_one_edition([inspect(file, folder)[0] for file in dataset.files])
 
 
-def load(name: str, data_dir: str | Path | None = None, *, size: int | None = None) -> ImageSet:
-    """Read a data set whose content has been compared with what was published.
+def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
+    """Reads a data set, after comparing its content with what was published.
 
-    With ``size``, images are brought to ``size`` × ``size`` pixels. The digits have no published split: 36
-    images of every class, drawn with a fixed seed, are the test set (360), the other 1,437 are for training.
+    The digits have no published split: 36 images of every class, drawn with a fixed seed, are the test set
+    (360), the other 1,437 are for training.
+
+    Args:
+        name: The data set.
+        data_dir: The folder with all data sets. Default: ``ALASSO_DATA``, else the user's cache.
+
+    Returns:
+        Images and labels, for training and for testing.
+
+    Raises:
+        AlassoError: If the data set is missing, damaged or not the published one.
     """
     dataset, folder = data_set(name), where(name, data_dir)
-    with disk_errors("read", folder):
-        if dataset.reader == "digits":
-            images = _load_digits(dataset)
-        elif dataset.reader == "tiny-imagenet":
-            images = load_tiny(dataset, folder)
-        else:
-            images = _load_files(dataset, folder)
-    if size is None:
-        return images
-    return replace(
-        images,
-        train_images=resized(images.train_images, size),
-        test_images=resized(images.test_images, size),
-    )
-
-
-def _load_files(dataset: DataSet, folder: Path) -> ImageSet:
+    if dataset.reader == "digits":
+        return _load_digits(dataset)
+    if dataset.reader == "tiny-imagenet":
+        return load_tiny(dataset, folder)
     inspected = [inspect(file, folder) for file in dataset.files]
-    reports = settle_edition([report for report, _ in inspected])
-    if error := refusal(dataset, folder, reports):
-        raise error
+    reports = _of_one_edition([report for report, _ in inspected])
+    refuse(dataset, folder, reports)
     contents = [content for _, content in inspected]
-    cut = len(dataset.train_files)
-    train_images, train_labels = _parse(dataset, contents[:cut])
-    test_images, test_labels = _parse(dataset, contents[cut:])
-    return ImageSet(
-        name=dataset.name,
-        edition=reports[0].edition,
-        train_images=train_images,
-        train_labels=train_labels,
-        test_images=test_images,
-        test_labels=test_labels,
-        classes=dataset.classes,
-    )
+    train, test = contents[: len(dataset.train_files)], contents[len(dataset.train_files) :]
+    return ImageSet(dataset.name, reports[0].edition, *_parse(dataset, train), *_parse(dataset, test), dataset.classes)
+
+
+def inspect(file: DataFile, folder: Path) -> tuple[FileReport, bytes]:
+    """Reports what lies at a file's place, gzipped or not; with its content if that is as published."""
+    paths = [path for path in (folder / file.name, folder / f"{file.name}.gz") if path.is_file()]
+    if not paths:
+        return FileReport(file.name, "missing"), b""
+    editions = {sha256: edition for edition, sha256 in file.sha256.items()}
+    for path in paths:
+        content = _content(path)
+        found = hashlib.sha256(content).hexdigest()
+        if found in editions:
+            return FileReport(path.name, "ok", f"sha256 {shorten(found)}", editions[found]), content
+    expected = " or ".join(map(shorten, editions))
+    detail = f"{path} is damaged or not the published file: expected sha256 {expected}, found {shorten(found)}"
+    return FileReport(path.name, "wrong", detail), b""
+
+
+def _content(path: Path) -> bytes:
+    """A file's content without its gzip wrapper, if it has one: some servers unwrap on the way."""
+    content = path.read_bytes()
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        with gzip.open(path) as unwrapped:
+            return unwrapped.read(_LIMIT)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return content  # damaged: no published file has this hash
+
+
+def _of_one_edition(reports: Sequence[FileReport]) -> list[FileReport]:
+    """Refuses files of different editions side by side: one's training images are the other's test images."""
+    if len({report.edition for report in reports if report.status == "ok"}) <= 1:
+        return list(reports)
+    mixture = ", ".join(f"{report.file} is {report.edition}" for report in reports if report.status == "ok")
+    detail = f"the files are of different editions ({mixture}) and do not belong together"
+    return [replace(r, status="wrong", detail=detail) if r.status == "ok" else r for r in reports]
 
 
 def _parse(dataset: DataSet, contents: Sequence[bytes]) -> tuple[Pixels, Labels]:
@@ -93,11 +128,9 @@ def _parse_cifar(contents: Sequence[bytes], label_bytes: int, shape: tuple[int, 
     """CIFAR's binary records: the label bytes, the class last of them, then the image plane by plane."""
     channels, height, width = shape
     length = label_bytes + channels * height * width
-    batches = [np.frombuffer(content, dtype=np.uint8).reshape(-1, length) for content in contents]
-    images = np.empty((sum(map(len, batches)), length - label_bytes), dtype=np.uint8)
-    np.concatenate([batch[:, label_bytes:] for batch in batches], out=images)
-    labels = np.concatenate([batch[:, label_bytes - 1] for batch in batches]).astype(np.int64)
-    return images.reshape(-1, *shape), labels
+    records = np.concatenate([np.frombuffer(content, dtype=np.uint8).reshape(-1, length) for content in contents])
+    images = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, *shape)
+    return images, records[:, label_bytes - 1].astype(np.int64)
 
 
 def _read_digits() -> tuple[Pixels, Labels]:
@@ -110,11 +143,11 @@ def _read_digits() -> tuple[Pixels, Labels]:
 def _check_digits(images: Pixels, labels: Labels) -> FileReport:
     found = hashlib.sha256(images.tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
     if found == _DIGITS_SHA256:
-        return FileReport("digits.csv.gz", "ok", f"sha256 {shorten(found)}", _DIGITS_EDITION)
-    detail = (
-        f"scikit-learn's digits are not those known: expected sha256 {shorten(_DIGITS_SHA256)}, found {shorten(found)}"
+        return FileReport("digits.csv.gz", "ok", f"sha256 {shorten(found)}", "scikit-learn")
+    detail = "scikit-learn's digits are not those known"
+    return FileReport(
+        "digits.csv.gz", "wrong", f"{detail}: expected sha256 {shorten(_DIGITS_SHA256)}, found {shorten(found)}"
     )
-    return FileReport("digits.csv.gz", "wrong", detail)
 
 
 def _load_digits(dataset: DataSet) -> ImageSet:
@@ -124,17 +157,8 @@ def _load_digits(dataset: DataSet) -> ImageSet:
         raise AlassoError(f"{report.detail}; install scikit-learn anew")
     # RandomState's stream is frozen for good, so the split is the same under every version of NumPy.
     random = np.random.RandomState(_DIGITS_SEED)
-    held_out = np.zeros(len(labels), dtype=bool)
+    test = np.zeros(len(labels), dtype=bool)
     for label in range(len(dataset.classes)):
-        of_class = np.flatnonzero(labels == label)
-        held_out[random.permutation(of_class)[: dataset.test_per_class]] = True
-    return ImageSet(
-        name=dataset.name,
-        edition=report.edition,
-        train_images=images[~held_out],
-        train_labels=labels[~held_out],
-        test_images=images[held_out],
-        test_labels=labels[held_out],
-        classes=dataset.classes,
-        scale=16.0,
-    )
+        test[random.permutation(np.flatnonzero(labels == label))[: dataset.test_per_class]] = True
+    halves = (images[~test], labels[~test], images[test], labels[test])
+    return ImageSet(dataset.name, report.edition, *halves, dataset.classes, scale=16.0)

@@ -1,6 +1,6 @@
 """Which data a result or a checkpoint was made on, as it records them: data set → edition.
 
-Data of one's own may change, or be others, under the same name: their edition ends in a fingerprint of what they hold.
+A user's own data may change, or be others, under the same name: their edition ends in a fingerprint of what they hold.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from alasso.bench import results
 from alasso.bench.config import RunConfig
+from alasso.bench.data.images import folder_edition
 from alasso.errors import AlassoError
 
 Editions = Mapping[str, str]
@@ -21,8 +23,8 @@ def unlike(recorded: Editions, now: Editions) -> bool:
 
 
 def _is(recorded: str | None, now: str) -> bool:
-    """Older versions recorded of one's own images just that they are a folder, and of one's own tasks nothing: what is
-    not known is not compared.
+    """Older versions recorded no fingerprint of a user's images, and of a user's tasks nothing: what is not known is
+    not compared.
     """
     then: dict[str | None, str] = {"folder": "folder", None: OWN_DATA}
     return recorded == now or then.get(recorded) == short(now)
@@ -45,27 +47,28 @@ def in_words(editions: Editions) -> str:
     return "; ".join(f"{name}: {edition}" for name, edition in editions.items()) or "nothing known"
 
 
-# -- images of one's own ----------------------------------------------------------------------------------------
-
-
 def refuse_changed_images(files: Sequence[tuple[RunConfig, Path]], advice: str) -> None:
-    """Results and checkpoints that are to stand for runs on a folder of images, or to be gone on from, must be of the
-    images that are in it now; ``advice`` says what to do where they are not.
+    """Refuses results and checkpoints of runs on a folder whose images have changed since.
+
+    Args:
+        files: The runs, and the files that would stand for them or go on from.
+        advice: What to do where the images have changed.
+
+    Raises:
+        AlassoError: If a folder's images have changed, or are gone.
     """
-    now: dict[str, dict[str, str]] = {}  # by folder, which is looked through once
+    now: dict[str, dict[str, str]] = {}  # by folder, which is read once
     for config, file in files:
         if config.path is None:
             continue
         if config.path not in now:
-            now[config.path] = images_in(config.path, file)
+            now[config.path] = _images_in(config.path, file)
         if unlike(recorded_in(file), now[config.path]):
             raise AlassoError(f"the images in {config.path} have changed since {file.name} was written; {advice}")
 
 
-def images_in(folder: str, file: Path) -> dict[str, str]:
+def _images_in(folder: str, file: Path) -> dict[str, str]:
     """Their edition by the folder's name; ``file`` was made on them."""
-    from alasso.bench.data import folder_edition  # numpy and Pillow: only for those who bring images
-
     try:
         return {Path(folder).expanduser().resolve().name: folder_edition(folder)}
     except AlassoError as error:
@@ -73,20 +76,25 @@ def images_in(folder: str, file: Path) -> dict[str, str]:
         raise AlassoError(f"{error}; {file.name} was made on images that were there: put them back{instead}") from error
 
 
-# -- tasks from Python ------------------------------------------------------------------------------------------
-
-
 def refuse_those_of_others(files: Sequence[Path], now: Editions) -> None:
-    """A run's name does not say which tasks it was given: results and checkpoints of others are not written over."""
+    """Refuses to write over results and checkpoints of other tasks: a run's name does not say which it was given.
+
+    Args:
+        files: What the run would write.
+        now: The editions of its stream.
+
+    Raises:
+        AlassoError: If one of the files is of another stream.
+    """
     for file in files:
-        if file.exists() and unlike(recorded := readable_in(file), now):
+        if file.exists() and unlike(recorded := _readable_in(file), now):
             raise AlassoError(
                 f"{file} is of another stream ({in_words(recorded)}), not of {in_words(now)}: "
                 "give another folder as out, or delete it"
             )
 
 
-def readable_in(file: Path) -> Editions:
+def _readable_in(file: Path) -> Editions:
     """What cannot be read may be written over: it is of no use to anybody."""
     try:
         return recorded_in(file)
@@ -95,14 +103,13 @@ def readable_in(file: Path) -> Editions:
 
 
 def recorded_in(file: Path) -> Editions:
-    """What a result or a checkpoint says of its data. A checkpoint that cannot be read says nothing here: loading it
-    says why.
-    """
+    """What a result or a checkpoint says of its data; nothing for a broken checkpoint: loading it says why."""
     if file.suffix == ".json":
-        from alasso.bench import results
-
         return results.read(file).data
-    from alasso.bench.training import checkpoint
+    import torch
 
-    content = checkpoint.without_weights(file)
-    return content["data"] if content else {}
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return dict(content["data"])
+    except Exception:  # torch.load raises what the unzipper or the unpickler happens to raise
+        return {}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import alasso.optim
 from alasso import IMM
 from alasso.bench.config import RunConfig
-from alasso.bench.learners.losses import mean_cross_entropy
-from alasso.bench.learners.replay import EpisodicMemory, Mixture, mixed_in_one_go, only_own_head
+from alasso.bench.learners.replay import EpisodicMemory, Mixture, even_mixture, mixed_in_one_go, only_own_head
 from alasso.bench.registry import METHODS, loaded
 from alasso.bench.streams import Examples, Stream, Task
 from alasso.errors import DivergedError
@@ -21,6 +22,7 @@ from alasso.regularizer import Regularizer
 
 EVALUATED_AT_ONCE = 2**23  # input values: the whole of MNIST's test set
 ASSESSED_AT_ONCE = 2**21  # input values of a GPU's pass over a task at its end, else bound by launches
+LARGE_IMAGE = 128 * 128  # pixels
 MOST_ASSESSED_AT_ONCE = 2**13  # examples: few input values may have many activations behind them
 
 
@@ -35,13 +37,12 @@ class Learner:
     """Plain training, one task after another: the method ``sgd``, and the base of the others."""
 
     def __init__(self, config: RunConfig, stream: Stream, make_model: Callable[[], nn.Module], device: torch.device):
-        self.config, self.stream, self.device = config, stream, device
-        self.make_model = make_model
-        self.built_as: Hashable = None  # equal for learners whose networks are known to be built alike
+        self.config, self.stream, self.device, self.make_model = config, stream, device, make_model
         self.model = self.new_model()
         self.optimizer = self.new_optimizer()
         self.memory = EpisodicMemory(config.memory, config.memory_share) if config.memory else None
         self.mixture: Mixture | None = None
+        self.examples = stream.tasks[0].train  # of the running task
 
     @property
     def resident(self) -> bool:
@@ -56,17 +57,21 @@ class Learner:
     # -- training -----------------------------------------------------------------------------------------------
 
     def begin_task(self, t: int) -> None:
+        """Before task t, once."""
         if self.config.reset_optimizer and t > 0:
-            self.optimizer = self.new_optimizer()
+            self.reset_optimizer()
 
     def prepare(self, t: int) -> None:
-        """Before the steps of task t, also when a run goes on in the middle of it."""
+        """Before the steps of task t, also when a run resumes in the middle of it."""
+        self.examples = self.stream.tasks[t].train
+        if self.device.type == "cuda" and self.resident:
+            self.examples = laid_out(self.examples, self.stream.input_shape)
         if self.memory and t > 0:
             self.mixture = None  # whose pool makes room
             self.mixture = Mixture(self.stream.tasks[:t], self.memory.kept)
 
     def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
-        """The steps of an epoch; from seed, task and epoch alone, so that a run can go on anywhere."""
+        """The steps of an epoch; from seed, task and epoch alone, so that a run can resume anywhere."""
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
         order = torch.randperm(len(self.stream.tasks[t].train), generator=generator)
         return [StepPlan(own, self.rehearsed(len(own), generator)) for own in order.split(self.config.batch_size)]
@@ -75,17 +80,6 @@ class Learner:
         if not self.memory or not self.memory.kept:
             return None
         return self.memory.draw(self.memory.beside(batch_size), generator)
-
-    def pairs(self, t: int, plans: Sequence[StepPlan]) -> tuple[Tensor, list[int]]:
-        """All examples of an epoch's plans as rows (task, example), and how many each step has."""
-        if plans[0].others is None:
-            own = torch.cat([plan.own for plan in plans])
-            return torch.stack([torch.full_like(own, t), own], 1), [len(plan.own) for plan in plans]
-        steps = []
-        for plan in plans:
-            assert plan.others is not None
-            steps.append(torch.cat([torch.stack([torch.full_like(plan.own, t), plan.own], 1), plan.others]))
-        return torch.cat(steps), [len(step) for step in steps]
 
     def step(self, t: int, plan: StepPlan) -> Tensor:
         """One optimizer step; returns the task's loss, without the penalty."""
@@ -100,21 +94,14 @@ class Learner:
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         task = self.stream.tasks[t]
-        x, y = self.batch(task.train, plan.own)
+        x, y = self.batch(self.examples, plan.own)
         if plan.others is None or self.mixture is None:
-            return self.cross_entropy(self.outputs(x)[:, task.head], y - task.head.start)
+            return self.cross_entropy(*own_columns(self.outputs(x), y, task.head))
         old_x, old_y, first, last = self.mixture.batch(plan.others, self.device)
-        own_columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
+        columns = [torch.full_like(y, column) for column in (task.head.start, task.head.stop)]
         outputs = self.outputs(torch.cat([x, old_x]))
-        outputs = only_own_head(outputs, torch.cat([own_columns[0], first]), torch.cat([own_columns[1], last]))
+        outputs = only_own_head(outputs, torch.cat([columns[0], first]), torch.cat([columns[1], last]))
         return self.cross_entropy(outputs, torch.cat([y, old_y]))
-
-    def trial_loss(self) -> Tensor:
-        """Of as many examples as a step ever has, by which to see what one takes; a memory's are stood in for."""
-        self.prepare(0)
-        own = self.epoch_plan(0, 0)[0].own
-        rehearsed = self.memory.beside(len(own)) if self.memory else 0
-        return self.loss(0, StepPlan(own[torch.arange(len(own) + rehearsed) % len(own)]))
 
     def cross_entropy(self, outputs: Tensor, y: Tensor) -> Tensor:
         return mean_cross_entropy(outputs, y, self.config.loss_clip)
@@ -174,26 +161,32 @@ class Learner:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
-        here = [{"capturable": group.get("capturable")} for group in self.optimizer.param_groups]
+        here = [{how: group.get(how) for how in ("capturable", "fused")} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved["optimizer"])
         for group, kept in zip(self.optimizer.param_groups, here, strict=True):
             group.update(kept)  # how steps are made depends on the device, which may be another than before
-        lay_out_like_weights(self.optimizer)
         if self.memory:
             self.memory.kept = [kept.cpu() for kept in saved["memory"]]
 
     # -- parts --------------------------------------------------------------------------------------------------
 
     def new_model(self) -> nn.Module:
+        """A network before training."""
         return self.make_model().to(self.device)
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self.config.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=self.config.learning_rate)
+        return self.new_adam(parameters)
+
+    def new_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Adam:
         on_gpu = self.device.type == "cuda"  # there, steps are replayed from a graph
         rate, eps = self.config.learning_rate, self.config.adam_eps
         return torch.optim.Adam(parameters, rate, eps=eps, fused=True, capturable=on_gpu)
+
+    def reset_optimizer(self) -> None:
+        self.optimizer = self.new_optimizer()
 
     def batch(self, examples: Examples, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = examples.batch(index.to(examples.images.device))
@@ -203,23 +196,33 @@ class Learner:
 class Regularized(Learner):
     """Training under a regularizer of this library: EWC, online EWC, SI, MAS, ALASSO."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.regularizer = self.new_regularizer()
-        self.regularizer.attach(self.optimizer)
+    regularizer: Regularizer
 
-    def new_regularizer(self) -> Regularizer:
+    def new_model(self) -> nn.Module:
+        model = super().new_model()
+        self.regularizer = self.new_regularizer(model)
+        return model
+
+    def new_regularizer(self, model: nn.Module) -> Regularizer:
         method = METHODS[self.config.method]
         assert method.library is not None
-        regularizer: Regularizer = loaded(method.library)(self.model, **method.fixed, **self.config.settings)
+        regularizer: Regularizer = loaded(method.library)(model, **method.fixed, **self.config.settings)
         return regularizer
 
-    def begin_task(self, t: int) -> None:
-        before = self.optimizer
-        super().begin_task(t)
-        if self.optimizer is not before:  # it was reset
-            self.regularizer.detach()
-        self.regularizer.attach(self.optimizer)
+    def new_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().new_optimizer()
+        self.regularizer.attach(optimizer)
+        return optimizer
+
+    def new_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Adam:
+        if self.device.type != "cuda":
+            return super().new_adam(parameters)
+        # Adam, penalty and path integral in one compiled pass over each tensor.
+        return alasso.optim.Adam(parameters, self.config.learning_rate, eps=self.config.adam_eps, capturable=True)
+
+    def reset_optimizer(self) -> None:
+        self.regularizer.detach()
+        super().reset_optimizer()
 
     def end_task(self, t: int) -> None:
         super().end_task(t)
@@ -259,35 +262,27 @@ class Regularized(Learner):
 class Merged(Regularized):
     """IMM: weights are merged after each task, so the optimizer's moments, which belong to others, are dropped."""
 
-    dropping = False  # whether nodes are dropped in the running task
-    drop: DropTransfer | None = None  # made for steps of its own; a stack does without
+    drop: DropTransfer | None = None  # while nodes are dropped
 
-    def new_regularizer(self) -> Regularizer:
+    def new_regularizer(self, model: nn.Module) -> Regularizer:
         settings = dict(self.config.settings)
         settings["last_weight"] = settings["last_weight"] or None
         self.drop_share = float(settings.pop("drop"))
-        regularizer: Regularizer = IMM(self.model, **METHODS[self.config.method].fixed, **settings)
-        return regularizer
+        return IMM(model, **METHODS[self.config.method].fixed, **settings)
 
     def begin_task(self, t: int) -> None:
         assert isinstance(self.regularizer, IMM)
         self.regularizer.begin_task()
         if t > 0:
-            self.regularizer.detach()
-            self.optimizer = self.new_optimizer()
-        super().begin_task(t)
+            self.reset_optimizer()
 
     def prepare(self, t: int) -> None:
         super().prepare(t)
-        self.dropping = t > 0 and drops_nodes(self.config)
-
-    def loss(self, t: int, plan: StepPlan) -> Tensor:
-        if self.dropping and self.drop is None:
+        if t > 0 and "drop" in self.config.settings["transfer"]:
             self.drop = self.drop_to_the_anchor()
-        return super().loss(t, plan)
 
     def drop_to_the_anchor(self) -> DropTransfer:
-        """To where the task began, which may be many steps ago when a run goes on."""
+        """Drops nodes to where the task began, which may be many steps ago when a run resumes."""
         anchor = self.regularizer.anchor()
         weights = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in anchor}
         self.put(anchor)
@@ -295,14 +290,7 @@ class Merged(Regularized):
         self.put(weights)
         return drop
 
-    def trial_loss(self) -> Tensor:
-        if not drops_nodes(self.config):
-            return super().trial_loss()
-        with DropTransfer(self.model, self.drop_share):
-            return super().trial_loss()
-
     def end_task(self, t: int) -> None:
-        self.dropping = False
         if self.drop:
             self.drop.remove()
             self.drop = None
@@ -314,9 +302,77 @@ class Merged(Regularized):
             self.model.get_parameter(name).copy_(value)
 
 
-def drops_nodes(config: RunConfig) -> bool:
-    """Whether it is IMM with drop-transfer."""
-    return "drop" in config.settings.get("transfer", "")
+FRESH_NETWORK = 1 << 22  # where in the seeds' space the fresh networks lie: beyond any epoch
+
+
+class SingleTask(Learner):
+    """The paper's first upper bound, a fresh network for each task: nothing can be forgotten, nothing is shared."""
+
+    def begin_task(self, t: int) -> None:
+        if t > 0:
+            # From seed and task alone, so that it starts the same whatever else draws random numbers meanwhile.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(position_seed(self.config.seed, t, FRESH_NETWORK))
+                self.model = self.new_model()
+            self.reset_optimizer()
+
+    def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
+        """Each earlier task keeps its own network, and so its accuracy."""
+        return [*(earlier[-1] if earlier else []), *self.accuracies_on([self.stream.tasks[t]])]
+
+
+class MultiTask(Learner):
+    """The second one: mini-batches mixed evenly from all tasks so far; as many steps a task as every other method."""
+
+    @property
+    def can_be_recorded(self) -> bool:
+        return self.resident and mixed_in_one_go(self.stream.tasks)
+
+    def prepare(self, t: int) -> None:
+        self.mixture = None  # whose pool makes room
+        self.mixture = Mixture(self.stream.tasks[: t + 1])
+
+    def epoch_plan(self, t: int, epoch: int) -> list[StepPlan]:
+        sizes = [len(task.train) for task in self.stream.tasks[: t + 1]]
+        pairs = even_mixture(sizes, position_seed(self.config.seed, t, epoch))
+        return [StepPlan(piece[:, 1], piece) for piece in pairs.split(self.config.batch_size)]
+
+    def loss(self, t: int, plan: StepPlan) -> Tensor:
+        assert self.mixture is not None and plan.others is not None
+        x, y, first, last = self.mixture.batch(plan.others, self.device)
+        return self.cross_entropy(only_own_head(self.outputs(x), first, last), y)
+
+
+def own_columns(outputs: Tensor, y: Tensor, head: slice) -> tuple[Tensor, Tensor]:
+    """Outputs and labels of a task's own columns; no work for a GPU where these are all."""
+    if outputs.shape[1] == head.stop - head.start:
+        return outputs, y
+    return outputs[:, head], y - head.start
+
+
+def mean_cross_entropy(outputs: Tensor, y: Tensor, clip: float) -> Tensor:
+    """With a clip, the probability of the right class counts as no less than ``clip`` and no more than 1 − ``clip``,
+    and beyond these an example has no gradient, as in Keras.
+    """
+    if not clip:
+        return nn.functional.cross_entropy(outputs, y)
+    each = nn.functional.cross_entropy(outputs, y, reduction="none")
+    return each.clamp(-math.log1p(-clip), -math.log(clip)).mean()
+
+
+def laid_out(examples: Examples, input_shape: tuple[int, ...]) -> Examples:
+    """The same examples as a GPU's steps want them, where there is room: a batch is then one gather of floats.
+
+    Large images have their channels last, with which convolutions are faster.
+    """
+    device = examples.images.device
+    needed = 4 * len(examples) * torch.Size(input_shape).numel()
+    if device.type == "cuda" and needed > torch.cuda.mem_get_info(device)[0] // 4:
+        return examples
+    x, y = examples.batch(torch.arange(len(examples), device=device))
+    if x.dim() == 4 and x[0, 0].numel() >= LARGE_IMAGE:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return Examples(x, y)
 
 
 def check_weights(model: nn.Module) -> None:
@@ -326,17 +382,6 @@ def check_weights(model: nn.Module) -> None:
         name = next(name for name, sound in finite.items() if not sound)
         advice = "are the inputs finite? A smaller learning rate, c or lam helps"
         raise DivergedError(f"{name} is no longer finite: the training diverged ({advice})")
-
-
-def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Bring moments into the memory layout of their weights, in place.
-
-    A stack has, and saves, both in the layout that its gradients come in; fused Adam goes by memory and looks at none.
-    """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 MEMORY = 1 << 20  # where in the seeds' space the choice of memories lies: beyond any epoch

@@ -1,10 +1,12 @@
-"""Episodic memory: a few examples of each task, rehearsed beside the new data."""
+"""Batches of several tasks: an episodic memory that is rehearsed beside new data, or all tasks mixed evenly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -157,3 +159,33 @@ class EpisodicMemory:
 
     def pairs(self) -> Tensor:
         return torch.cat([torch.stack([torch.full_like(kept, t), kept], 1) for t, kept in enumerate(self.kept)])
+
+
+# -- batches of all tasks -----------------------------------------------------------------------------------------
+
+
+def even_mixture(sizes: list[int], seed: int) -> Tensor:
+    """As many pairs (task, example) as the last task has examples, each task's turn in an endless round.
+
+    Any run of consecutive pairs, so any batch, holds as many examples of one task as of another, give or take one.
+
+    >>> even_mixture([4, 4], seed=0)[:, 0].tolist()
+    [0, 1, 0, 1]
+    """
+    random = np.random.default_rng(seed)
+    tasks = np.arange(sizes[-1]) % len(sizes)
+    examples = np.empty_like(tasks)
+    for t, size in enumerate(sizes):
+        turns = examples[t :: len(sizes)]
+        turns[:] = in_rounds(size, len(turns), random)
+    return torch.from_numpy(np.stack([tasks, examples], 1))
+
+
+def in_rounds(size: int, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """So many of the numbers below ``size``, none a second time before all have been there.
+
+    Of a last, unfinished round only that part is drawn: of a hundred tasks, an epoch takes a hundredth of each.
+    """
+    whole, rest = divmod(count, size)
+    rounds = [random.permutation(size) for _ in range(whole)]
+    return np.concatenate([*rounds, random.choice(size, rest, replace=False)])

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from alasso import vcl
-from alasso.bench.learners.base import MEMORY, Learner, StepPlan, position_seed
+from alasso.bench.learners.base import MEMORY, Learner, StepPlan, own_columns, position_seed
 from alasso.bench.learners.replay import Mixture, only_own_head
-from alasso.bench.learners.vcl_predict import WORTH_COMPILING, SampledAnswers
+from alasso.bench.learners.steps import steps_for
 from alasso.bench.streams import Task
-from alasso.bench.training.compiling import compiles_on
-from alasso.bench.training.cuda_graphs import DirectSteps, GraphedSteps
 from alasso.errors import AlassoError
 from alasso.vcl.coresets import k_center_coreset, random_coreset
 
@@ -31,10 +29,9 @@ class Variational(Learner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.data_size = len(self.stream.tasks[0].train)  # of the running task: N, which the KL term is divided by
-        # Made at once, so that its first weights depend on the run's own seed, whatever other runs begin beside it.
+        # Made at once, so that its first weights depend on the run's seed alone.
         plain = self.config.settings["point_epochs"] > 0
         self.point_estimate = Learner(self.config, self.stream, self.make_model, self.device) if plain else None
-        self.compiled_answers: SampledAnswers | None = None  # made with the first question that is worth it
 
     def new_model(self) -> nn.Module:
         return self.converted(super().new_model())
@@ -52,13 +49,11 @@ class Variational(Learner):
 
     def start_from(self, plain: Learner) -> None:
         """Train a plain network on the first task for a while; its weights become the means."""
-        # Recorded, not compiled: it is over before that would pay.
-        recorded = self.device.type == "cuda" and plain.can_be_recorded
-        steps = GraphedSteps(plain) if recorded else DirectSteps(plain)
-        steps.begin(0)
+        plain.prepare(0)
+        steps = steps_for(plain)
+        steps.begin_task(0)
         for epoch in range(self.config.settings["point_epochs"]):
-            plans = plain.epoch_plan(0, epoch)
-            steps.begin_epoch(steps.planned([plans]), [len(plans)])
+            steps.begin_epoch(plans := plain.epoch_plan(0, epoch))
             for i in range(len(plans)):
                 steps.step(i)
         self.model = self.converted(plain.model)
@@ -74,10 +69,10 @@ class Variational(Learner):
 
     def loss(self, t: int, plan: StepPlan) -> Tensor:
         head = self.stream.tasks[t].head
-        x, y = self.batch(self.stream.tasks[t].train, plan.own)
+        x, y = self.batch(self.examples, plan.own)
 
         def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-            return self.cross_entropy(outputs[:, head], y - head.start)
+            return self.cross_entropy(*own_columns(outputs, y, head))
 
         return vcl.expected_loss(self.outputs, x, y, cross_entropy, samples=self.config.settings["train_samples"])
 
@@ -109,14 +104,9 @@ class Variational(Learner):
         return self.probabilities(x, task.head).argmax(1) + int(task.head.start)
 
     def probabilities(self, x: Tensor, head: slice) -> Tensor:
-        samples, bf16 = self.config.settings["test_samples"], self.config.precision == "bf16"
-        compiling = compiles_on(self.device) and samples * len(x) >= WORTH_COMPILING
-        if self.built_as is None or not compiling:
-            with self.autocast():
-                return vcl.predict(self.model, x, samples, head=lambda outputs: outputs[:, head])
-        if self.compiled_answers is None:
-            self.compiled_answers = SampledAnswers(self.model, self.built_as, samples, bf16)
-        return self.compiled_answers(self.model, x, head)
+        samples = self.config.settings["test_samples"]
+        with self.autocast():
+            return vcl.predict(self.model, x, samples, head=lambda outputs: outputs[:, head])
 
 
 class VariationalWithCoreset(Variational):
@@ -145,17 +135,13 @@ class VariationalWithCoreset(Variational):
         """The task's examples without its coreset."""
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, epoch))
         keep = torch.ones(len(self.stream.tasks[t].train), dtype=torch.bool)
-        keep[self.coreset_of(t)] = False
+        keep[self.coresets[t]] = False
         kept = keep.nonzero().flatten()
         order = kept[torch.randperm(len(kept), generator=generator)]
         return [StepPlan(own) for own in order.split(self.config.batch_size)]
 
     def examples_trained_on(self, t: int) -> int:
-        return super().examples_trained_on(t) - len(self.coreset_of(t))
-
-    def coreset_of(self, t: int) -> Tensor:
-        """Empty before the task has begun: how much memory a step takes is asked before."""
-        return self.coresets[t] if t < len(self.coresets) else torch.empty(0, dtype=torch.long)
+        return super().examples_trained_on(t) - len(self.coresets[t])
 
     def accuracies(self, t: int, earlier: list[list[float]]) -> list[float]:
         posterior, optimizer = self.model, self.optimizer

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,12 +30,12 @@ from torch.func import functional_call, vmap
 
 from alasso import ALASSO, AlassoError
 from alasso.bench import results
-from alasso.bench._make_streams import make_stream
 from alasso.bench.config import RunConfig
 from alasso.bench.labels import count_of
 from alasso.bench.learners.base import Learner
 from alasso.bench.probe import Measured, Plan
 from alasso.bench.registry import METHODS
+from alasso.bench.streams import make_stream
 from alasso.bench.training import run as train
 from alasso.methods.alasso import asymmetric_factors
 
@@ -153,9 +152,7 @@ def learn_first_task(learner: Learner, watch: Watch) -> tuple[ALASSO, dict[str, 
     learner.begin_task(0)
     learner.prepare(0)
     observer = ALASSO(learner.model, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # beside the method's own penalty, which in the first task there is none of
-        observer.attach(learner.optimizer)
+    observer.attach(learner.optimizer)
     start = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     for epoch in range(config.epochs):
         steps = learner.epoch_plan(0, epoch)

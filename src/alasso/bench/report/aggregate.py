@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.bench.config import RunConfig
-from alasso.bench.intransigence import same_stream
+from alasso.bench.metrics import same_stream
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
 

@@ -10,7 +10,6 @@ from alasso.bench import probe, results
 from alasso.bench.labels import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.results import Result
-from alasso.bench.training import diverged
 from alasso.errors import AlassoError
 
 PROBES = ("probe.json", "probe.json.xz")
@@ -72,10 +71,10 @@ def collect(paths: Sequence[Path]) -> Collected:
 def _diverged(paths: Iterable[Path]) -> list[str]:
     """One sentence for every run that diverged and has no result of another time."""
     said = []
-    for note in results.files_below(paths, (diverged.SUFFIX,)):
-        if note.name.endswith(diverged.SUFFIX) and not note.with_suffix(".json").exists():
+    for note in results.files_below(paths, (results.DIVERGED,)):
+        if note.name.endswith(results.DIVERGED) and not note.with_suffix(".json").exists():
             try:
-                found = diverged.read(note)
+                found = results.read_note(note)
             except AlassoError as error:
                 said.append(str(error))
             else:

@@ -1,4 +1,4 @@
-"""The paper's claims as data, and the verdict on each.
+"""The paper's claims as data, the verdict on each, and how both are put in words.
 
 A claim *holds* where the mean over seeds meets its bar, and *does not hold* where it misses it. Where the mean lies
 nearer to the bar than one standard error of the mean, on either side, the seeds do not decide: *within noise*. With one
@@ -9,76 +9,98 @@ share of nothing, there is no verdict either: *not computable*.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alasso.bench.config import nearest, read_toml
+from alasso.bench.labels import count_of
 from alasso.bench.report.style import number
-from alasso.bench.reproduce.evidence import Evidence, NotRun, Values, check_measure
+from alasso.bench.reproduce.evidence import Evidence, NotRun, no_seed_in_common
 from alasso.bench.reproduce.experiments import Experiment, config_of
-from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding, arguments_of, references_in
-from alasso.bench.results import is_number
+from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding, check_arguments, references_in
 from alasso.errors import AlassoError
-
-if TYPE_CHECKING:
-    from alasso.bench.probe import Measured
 
 HOLDS, WITHIN_NOISE, DOES_NOT_HOLD = "holds", "within noise", "does not hold"
 NOT_COMPUTABLE, NOT_RUN = "not computable", "not run"
 VERDICTS = (HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_COMPUTABLE, NOT_RUN)
-#: Of these, those that say nothing on the claim.
-UNDECIDED = (NOT_COMPUTABLE, NOT_RUN)
+#: What the small version says in their place: it gives no verdict on the paper.
+IN_SMALL = {HOLDS: "seen", DOES_NOT_HOLD: "not seen"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, by which bar it is judged, why that bar, and how the number is computed."""
+    """A statement of the paper with the bar by which it is judged.
+
+    Args:
+        id: Its name.
+        topic: The heading under which it is shown.
+        where: Where the paper says it.
+        says: What the paper says.
+        why: Why this bar.
+        how: Name of the computation, one of :data:`COMPUTATIONS`.
+        arguments: Its arguments.
+        paper: The paper's number, or its words where it gives none.
+        at_least: The bar's lower end.
+        at_most: The bar's upper end.
+        note: What to know where it does not hold; a paragraph a line.
+        quick: Whether the small version can say something about it.
+        counted: False for what repeats another claim with another choice of what the paper leaves open.
+    """
 
     id: str
-    topic: str  # heading under which it is shown
+    topic: str
     where: str
     says: str
-    why: str  # why this bar
-    how: str  # name of the computation
+    why: str
+    how: str
     arguments: Mapping[str, Any]
-    paper: float | str | None = None  # its number, or its words where it gives none
-    at_least: float | None = None
-    at_most: float | None = None
-    note: str = ""  # what was tried, or what to know, where it does not hold; a paragraph a line
-    quick: bool = False  # whether the quick version can say something about it
-    counted: bool = True  # not: what another claim says, once more with another choice of what the paper leaves open
+    paper: float | str = "–"
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    note: str = ""
+    quick: bool = False
+    counted: bool = True
 
     @property
     def references(self) -> list[str]:
+        """The runs it rests on."""
         return list(dict.fromkeys(references_in(self.arguments)))
 
     def bar(self) -> str:
-        """
+        """Writes the bar.
+
+        Returns:
+            Its ends with all their digits.
+
         >>> Claim("", "", "", "", "", "mean", {}, at_least=0.938, at_most=0.95).bar()
         '0.938 to 0.950'
         >>> Claim("", "", "", "", "", "mean", {}, at_most=1e-5).bar()
         '≤ 0.00001'
         """
-        ends = [end for end in (self.at_least, self.at_most) if end is not None]
-        digits = max(map(digits_of, ends))
-        low, high = (None if end is None else number(end, digits) for end in (self.at_least, self.at_most))
-        if low and high:
-            return f"{low} to {high}"
-        return f"≤ {high}" if high else "above 0" if self.strict else f"≥ {low}"
+        digits = max(digits_of(end) for end in (self.at_least, self.at_most) if math.isfinite(end))
+        low, high = number(self.at_least, digits), number(self.at_most, digits)
+        if self.at_least == -math.inf:
+            return f"≤ {high}"
+        if self.at_most == math.inf:
+            return "above 0" if self.strict else f"≥ {low}"
+        return f"{low} to {high}"
 
     @property
     def strict(self) -> bool:
         """An order: zero itself does not meet it."""
-        return self.at_least == 0 and self.at_most is None
+        return self.at_least == 0 and self.at_most == math.inf
 
     def margin(self, value: float) -> float:
         """How far inside the bar; negative outside."""
-        room = [value - self.at_least] if self.at_least is not None else []
-        room += [self.at_most - value] if self.at_most is not None else []
-        return min(room)
+        return min(value - self.at_least, self.at_most - value)
+
+    def of_paper(self) -> str:
+        """The paper's number, or its words."""
+        return self.paper if isinstance(self.paper, str) else number(self.paper)
 
 
 def digits_of(end: float) -> int:
@@ -96,178 +118,201 @@ class Untested:
 
 
 @dataclass(frozen=True)
-class Claims:
-    tested: list[Claim] = field(default_factory=list)
-    untested: list[Untested] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class Judged:
+    """A claim with its verdict.
+
+    Args:
+        claim: The claim.
+        verdict: One of :data:`VERDICTS`.
+        finding: What was computed; None where it could not be.
+        missing: Runs that were not run.
+        apart: Runs that are there, but with no seed in common.
+        edition: Edition of the data, where it is not the published one.
+        diverged: Which of its runs diverged: what is found is of the other seeds.
+    """
+
     claim: Claim
     verdict: str
     finding: Finding | None = None
-    missing: list[str] = field(default_factory=list)
-    apart: list[str] = field(default_factory=list)  # runs that are there, but with no seed in common
-    edition: str = ""  # of the data, where it is not the published one
-    diverged: str = ""  # which of its runs came to no end: what is found is of the others
+    missing: Sequence[str] = ()
+    apart: Sequence[str] = ()
+    edition: str = ""
+    diverged: str = ""
 
 
 def judge(claim: Claim, evidence: Evidence) -> Judged:
+    """Gives a verdict.
+
+    Args:
+        claim: The claim.
+        evidence: What is known of its runs.
+
+    Returns:
+        The claim with its verdict.
+
+    Raises:
+        AlassoError: The computation cannot be made from the claim's arguments.
+    """
     try:
         finding = COMPUTATIONS[claim.how](evidence, **claim.arguments)
     except NotRun as not_run:
         hopeless = [reference for reference in not_run.missing if evidence.all_diverged(reference)]
-        hopeless += not_run.apart if evidence.all_diverged(*not_run.apart) else []
+        if not_run.apart and evidence.all_diverged(*not_run.apart):
+            hopeless += not_run.apart
         if hopeless:  # which no run will change
-            return Judged(claim, NOT_COMPUTABLE, diverged=evidence.divergences(hopeless))
-        return Judged(claim, NOT_RUN, None, not_run.missing, not_run.apart)
-    edition, diverged = evidence.edition(claim.references), evidence.divergences(claim.references)
+            return Judged(claim, NOT_COMPUTABLE, diverged=evidence.divergences(*hopeless))
+        return Judged(claim, NOT_RUN, missing=not_run.missing, apart=not_run.apart)
+    except (AlassoError, TypeError, ValueError, LookupError) as error:
+        raise AlassoError(f"{claim.id} cannot be computed from {dict(claim.arguments)}: {error}") from error
+    edition, diverged = evidence.edition(claim.references), evidence.divergences(*claim.references)
     return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)
 
 
+def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[Judged]:
+    """Gives every claim its verdict; see :func:`judge`."""
+    return [judge(claim, evidence) for claim in claims]
+
+
 def verdict_on(claim: Claim, finding: Finding) -> str:
+    """Compares what was found with the bar."""
     if math.isnan(finding.value):  # which misses every bar, and says nothing on the claim
         return NOT_COMPUTABLE
     margin = claim.margin(finding.value)
     if finding.error is not None and abs(margin) < finding.error:
         return WITHIN_NOISE
-    met = margin > 0 or (margin == 0 and not claim.strict)
-    return HOLDS if met else DOES_NOT_HOLD
-
-
-def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[Judged]:
-    return [judge(claim, evidence) for claim in claims]
-
-
-def about(claims: Iterable[Claim], experiments: Iterable[Experiment]) -> list[Claim]:
-    """Claims that rest on one of the experiments."""
-    names = {experiment.id for experiment in experiments}
-    return [claim for claim in claims if names & {ref.partition("/")[0] for ref in claim.references}]
+    return HOLDS if margin > 0 or (margin == 0 and not claim.strict) else DOES_NOT_HOLD
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
 
-OWN_FIELDS = ("id", "topic", "where", "says", "why", "how", "paper", "at_least", "at_most", "note", "quick", "counted")
+OWN_FIELDS = [one.name for one in fields(Claim) if one.name != "arguments"]
 
 
-def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> Claims:
-    """``claims.toml`` of a study; every name in it is checked, so that no claim fails only after hours of running."""
+def read_claims(
+    folder: Path, experiments: Mapping[str, Experiment], *, quick: bool = False
+) -> tuple[list[Claim], list[Untested]]:
+    """Reads ``claims.toml``; checks every name in it, so that no claim fails only after hours of running.
+
+    Args:
+        folder: The folder of the paper.
+        experiments: All experiments by id.
+        quick: Only claims on which the small version can say something.
+
+    Returns:
+        The claims, and the statements that are not judged.
+
+    Raises:
+        AlassoError: A claim is not whole, or names what there is not.
+    """
     path = folder / "claims.toml"
-    if not path.exists():
-        return Claims()
-    raw = read_toml(path)
-    for kind, listed in raw.items():
-        if kind not in ("claim", "untested"):
-            raise AlassoError(f"{path}: no such table: {kind!r}{nearest(kind, ('claim', 'untested'))}")
-        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-            raise AlassoError(f"{path}: write [[{kind}]], with two brackets on each side: there may be several")
+    raw = {"claim": [], "untested": [], **(read_toml(path) if path.exists() else {})}
     try:
-        claims = [_claim(one, experiments) for one in raw.get("claim", [])]
-        untested = [Untested(**one) for one in raw.get("untested", [])]
-    except AlassoError as error:
-        raise AlassoError(f"{path}: {error}") from error
-    except TypeError as error:
-        raise AlassoError(f"{path}: an untested statement has where, says and why") from error
-    names = [claim.id for claim in claims]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+        claims = [_claim(one, experiments) for one in raw["claim"] if not quick or one.get("quick")]
+        untested = [Untested(**one) for one in raw["untested"]]
+    except (AlassoError, TypeError, AttributeError) as error:  # the last of what is written with single brackets
+        said = "write [[claim]] and [[untested]]" if isinstance(error, AttributeError) else error
+        raise AlassoError(f"{path}: {said}") from error
+    names = Counter(claim.id for claim in claims)
+    if twice := [name for name, count in names.items() if count > 1]:
         raise AlassoError(f"{path}: two claims are called {twice[0]!r}")
-    return Claims(claims, untested)
+    return claims, untested
 
 
 def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Claim:
     name = raw.get("id", "a claim without id")
-    if lacking := [key for key in ("id", "topic", "where", "says", "why", "how") if key not in raw]:
-        raise AlassoError(f"{name}: {lacking[0]} is missing")
-    check_kinds(name, raw)
-    how = raw["how"]
-    if how not in COMPUTATIONS:
-        raise AlassoError(f"{name}: there is no computation {how!r}{nearest(how, COMPUTATIONS)}")
-    arguments = {key: value for key, value in raw.items() if key not in OWN_FIELDS}
-    allowed = arguments_of(how)
-    if unknown := sorted(set(arguments) - set(allowed)):
-        raise AlassoError(f"{name}: {how} takes no {unknown[0]!r}{nearest(unknown[0], (*allowed, *OWN_FIELDS))}")
-    if "at_least" not in raw and "at_most" not in raw:
-        raise AlassoError(f"{name}: a bar is missing: at_least, at_most or both")
-    if lacking := [key for key, needed in allowed.items() if needed and key not in arguments]:
-        raise AlassoError(f"{name}: {how} needs {lacking[0]!r}")
-    for reference in references_in(arguments):
-        config_of(experiments, reference)
-    check_arguments(f"{name}: {how}", how, arguments, experiments)
-    return Claim(**{key: raw[key] for key in OWN_FIELDS if key in raw}, arguments=arguments)
-
-
-class Rehearsal(Evidence):
-    """Evidence with made-up numbers: what a computation complains of here, it would complain of after all runs."""
-
-    def measured(self, references: Sequence[str], measure: str) -> dict[str, Values]:
-        for reference in references:
-            if isinstance(reference, str) and len(reference) == 1:  # of a text that was taken apart
-                raise AlassoError("a list of runs belongs where a text stands, or a list of lists where a list does")
-            if not isinstance(reference, str) or "/" not in reference:
-                raise AlassoError(f"{reference!r} names no run: write experiment/run")
-            self.check_that_it_is_trained(reference)
-        check_measure(measure)
-        if measure == "I":
-            self.check_that_single_task_is_run(references)
-        return {ref: {0: self.made_up(ref), 1: 0.5} for ref in references}
-
-    def check_that_it_is_trained(self, reference: str) -> None:
-        """By whichever experiment: one with [probe] moves weights after the first task, and has no accuracies."""
-        trained = {c.hash for one in self.experiments.values() if one.probe is None for c in one.configs(1)}
-        if self.config_hash(reference) not in trained:
-            raise AlassoError(f"{reference} is probed and not trained to its end: no other experiment has that run")
-
-    def check_that_single_task_is_run(self, references: Sequence[str]) -> None:
-        """By whichever experiment: intransigence is measured against it."""
-        for reference in references:
-            if not self.single_task_beside(reference):
-                raise AlassoError(f"I is measured against single-task, of which there is no run beside {reference}")
-
-    def made_up(self, reference: str) -> float:
-        """A number of its own for each run."""
-        return int(self.config_hash(reference), 16) / 16**10
-
-    def probes(self, reference: str) -> dict[int, Measured]:
-        name, _, _ = reference.partition("/")
-        if self.experiments[name].probe is None:
-            raise AlassoError(f"experiment {name} has no [probe], by which its weights would be moved")
-        raise NotRun([reference])
-
-
-def check_arguments(what: str, how: str, arguments: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> None:
-    """Before anything is run: the computation is made once, on made-up numbers."""
+    own = {key: value for key, value in raw.items() if key in OWN_FIELDS}
     try:
-        COMPUTATIONS[how](Rehearsal(experiments, []), **arguments)
-    except NotRun:
-        return
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        if isinstance(error, AlassoError):  # which is a ValueError, and says more
-            raise AlassoError(f"{what}: {error}") from error
-        raise AlassoError(f"{what} cannot be computed from {dict(arguments)}") from error
+        claim = Claim(**own, arguments={key: value for key, value in raw.items() if key not in OWN_FIELDS})
+        if claim.how not in COMPUTATIONS:
+            raise AlassoError(f"there is no computation {claim.how!r}{nearest(claim.how, COMPUTATIONS)}")
+        check_arguments(claim.how, claim.arguments)
+        if not math.isfinite(claim.at_least) and not math.isfinite(claim.at_most):
+            raise AlassoError("a bar is missing: at_least, at_most or both")
+        if claim.at_least > claim.at_most:
+            raise AlassoError(f"no number is at least {claim.at_least} and at most {claim.at_most}")
+        for reference in claim.references:
+            config_of(experiments, reference)
+    except (AlassoError, TypeError) as error:
+        raise AlassoError(f"{name}: {str(error).removeprefix('Claim.__init__() ')}") from error
+    return claim
 
 
-TEXTS = ("id", "topic", "where", "says", "why", "how", "note")
-FLAGS = ("quick", "counted")
-BARS = ("at_least", "at_most")
+# -- in words -----------------------------------------------------------------------------------------------------
 
 
-def check_kinds(name: object, raw: Mapping[str, Any]) -> None:
-    """Texts are texts, and bars numbers that can be met."""
-    for key in TEXTS:
-        if not isinstance(raw.get(key, ""), str):
-            raise AlassoError(f"{name}: {key} must be a text, not {raw[key]!r}")
-    for key in FLAGS:
-        if not isinstance(raw.get(key, True), bool):
-            raise AlassoError(f"{name}: {key} must be true or false, not {raw[key]!r}")
-    if "paper" in raw and not isinstance(raw["paper"], str) and not is_number(raw["paper"]):
-        raise AlassoError(f"{name}: paper must be its number or its words, not {raw['paper']!r}")
-    for key in BARS:
-        if key in raw and (not is_number(raw[key]) or math.isnan(raw[key])):
-            raise AlassoError(f"{name}: {key} must be a number, not {raw[key]!r}")
-    if all(key in raw for key in BARS) and raw["at_least"] > raw["at_most"]:
-        raise AlassoError(f"{name}: no number is at least {raw['at_least']} and at most {raw['at_most']}")
+def verdict_in_words(one: Judged, *, quick: bool = False) -> str:
+    """In brackets where it is not counted: it repeats another claim."""
+    words = IN_SMALL.get(one.verdict, one.verdict) if quick else one.verdict
+    return words if one.claim.counted else f"({words})"
 
 
-def tally(judged: Sequence[Judged]) -> dict[str, int]:
-    """How many of the claims given have which verdict."""
-    return {verdict: sum(one.verdict == verdict for one in judged) for verdict in VERDICTS}
+def by_topic(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
+    """Claims under their headings, which say so where the data are not the published edition."""
+    judged = list(judged)
+    editions = {one.claim.topic: f"{one.claim.topic} ({one.edition})" for one in judged if one.edition}
+    found: dict[str, list[Judged]] = {}
+    for one in judged:
+        found.setdefault(editions.get(one.claim.topic, one.claim.topic), []).append(one)
+    return found
+
+
+def shown(finding: Finding | None, digits: int = 3) -> str:
+    """
+    >>> shown(Finding(0.5, 0.01, 3)), shown(Finding(-0.25)), shown(Finding(math.nan)), shown(None)
+    ('0.500 ± 0.010 (3)', '−0.250 (1)', '–', '–')
+    """
+    if finding is None or math.isnan(finding.value):
+        return "–"
+    deviation = "" if finding.deviation is None else f" ± {finding.deviation:.{digits}f}"
+    return f"{number(finding.value, digits)}{deviation} ({finding.count})"
+
+
+def shown_of(one: Judged) -> str:
+    """What was found, marked where that is of some runs only."""
+    return f"{shown(one.finding)} †" if one.finding and one.diverged else shown(one.finding)
+
+
+def tally(judged: Iterable[Judged]) -> dict[str, int]:
+    """How many counted claims have which verdict."""
+    counts = Counter(one.verdict for one in judged if one.claim.counted)
+    return {verdict: counts[verdict] for verdict in VERDICTS}
+
+
+def tally_sentence(judged: Sequence[Judged]) -> str:
+    """
+    >>> tally_sentence([])
+    'No claim rests on these experiments.'
+    """
+    if not judged:
+        return "No claim rests on these experiments."
+    of_many = {HOLDS: "hold", DOES_NOT_HOLD: "do not hold"}  # the others are the same of one and of many
+    found = {verdict: count for verdict, count in tally(judged).items() if count}
+    parts = [f"{count} {verdict if count == 1 else of_many.get(verdict, verdict)}" for verdict, count in found.items()]
+    others = len(judged) - sum(found.values())
+    more = f" In brackets, not counted: {others}." if others else ""
+    return f"Of {count_of(sum(found.values()), 'claim')}: {', '.join(parts)}.{more}"
+
+
+def missing_lines(judged: Iterable[Judged], most: int = 4) -> list[str]:
+    """What claims that were not run wait for, by experiment."""
+    waiting: dict[str, dict[str, None]] = {}
+    lines: dict[str, None] = {}
+    for one in judged:
+        if one.apart:
+            lines[no_seed_in_common(one.apart)] = None
+        for reference in one.missing:
+            name, _, run = reference.partition("/")
+            waiting.setdefault(name, {})[run] = None
+    for name, runs in waiting.items():
+        lines[f"not run in {name}: {', '.join([*list(runs)[:most], *(['…'] if len(runs) > most else [])])}"] = None
+    return list(lines)
+
+
+def not_computable_lines(judged: Iterable[Judged]) -> list[str]:
+    """Why there is no number, claim by claim."""
+    without = [one for one in judged if one.verdict == NOT_COMPUTABLE]
+    reasons = [one.finding.note if one.finding else one.diverged for one in without]
+    return [
+        f"not computable: {one.claim.says}" + (f" ({why})" if why else "")
+        for one, why in zip(without, reasons, strict=True)
+    ]

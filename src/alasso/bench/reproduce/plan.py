@@ -1,45 +1,47 @@
-"""What has to be run: the runs of the chosen experiments that have no result file yet, each once."""
+"""What has to be run, how long that takes, and running it.
+
+A run that several experiments share is planned once: it is known by its config, not by its name. What is finished
+stays finished wherever a reproduction is stopped, and the same command resumes it.
+"""
 
 from __future__ import annotations
 
-import glob
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from alasso.bench import probe as probe_findings
+from rich.console import Console
+
 from alasso.bench.config import RunConfig
+from alasso.bench.data import check
+from alasso.bench.io import write_whole
 from alasso.bench.labels import count_of
 from alasso.bench.probe import Plan as ProbePlan
-from alasso.bench.reproduce.counting import slow_kind
+from alasso.bench.probe.measure import probe_first_task
+from alasso.bench.registry import BENCHMARKS
+from alasso.bench.reproduce.evidence import Evidence, NotRun
 from alasso.bench.reproduce.experiments import Experiment
-from alasso.bench.reproduce.lost import Lost, LostStack
-from alasso.bench.results import result_path
-from alasso.bench.training import diverged as divergence
-from alasso.bench.training.waypoints import carriers
-
-RUN_NAME = re.compile(r"_([0-9a-f]{10})_s\d+$")
+from alasso.bench.results import Result, device_of
+from alasso.bench.training import sweep
+from alasso.bench.training.progress import stop_on_request
+from alasso.errors import AlassoError
 
 
 @dataclass(frozen=True)
 class Part:
-    """Runs that are carried out together: one benchmark, one number of tasks, and shorter runs on their way."""
+    """Runs of one benchmark and number of tasks, which are carried out together.
 
-    benchmark: str
-    tasks: int | None
-    trained: tuple[RunConfig, ...]
-    on_the_way: tuple[RunConfig, ...]
-    present: int  # runs of this part that have a result already
+    Args:
+        title: Benchmark and tasks.
+        missing: Runs without a result.
+        present: How many have one.
+        used_by: The experiments that have these runs.
+    """
 
-    @property
-    def title(self) -> str:
-        return part_title(self.trained[0])
-
-    @property
-    def configs(self) -> tuple[RunConfig, ...]:
-        return (*self.trained, *self.on_the_way)
+    title: str
+    missing: Sequence[RunConfig]
+    present: int
+    used_by: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -49,151 +51,181 @@ class Probe:
     config: RunConfig
     plan: ProbePlan
 
-    def path(self, out: Path) -> Path:
-        return probe_path(self.config, out)
-
-    def is_there(self, out: Path) -> bool:
-        """Whether it has been measured, and as is planned: what was measured otherwise is measured anew."""
-        path = self.path(out)
-        return path.exists() and probe_findings.read(path).plan == self.plan
-
 
 @dataclass(frozen=True)
 class Plan:
-    """``parts`` and ``probes``: what is missing; ``present`` and ``probes_present``: how much is there already.
+    """What to do for some experiments.
 
-    ``runs``: how many are trained in parts; ``on_the_way``: how many more are passed through by these;
-    ``nothing_to_train``: by title, runs that are there already and belong to no part; ``again``: stacks that missing
-    runs were in before, and come back from as they were; ``alone`` and ``unknown``: missing runs whose stacks cannot
-    be trained again, for nobody knows so many of their runs; ``diverged``: runs that came to no end before, and are
-    not tried again.
+    Args:
+        parts: Their runs.
+        probes: Measurements that are missing.
+        probes_present: How many are there.
+        diverged: Runs that diverged before, and are not tried again.
     """
 
-    parts: tuple[Part, ...]
-    probes: tuple[Probe, ...]
-    present: int
-    probes_present: int = 0
-    nothing_to_train: Mapping[str, int] = field(default_factory=dict)
-    again: tuple[LostStack, ...] = ()
-    alone: tuple[RunConfig, ...] = ()
-    unknown: int = 0
-    diverged: tuple[RunConfig, ...] = ()
+    parts: Sequence[Part]
+    probes: Sequence[Probe]
+    probes_present: int
+    diverged: Sequence[RunConfig]
 
     @property
-    def runs(self) -> int:
-        return sum(len(part.trained) for part in self.parts)
+    def missing(self) -> list[RunConfig]:
+        """All runs without a result."""
+        return [config for part in self.parts for config in part.missing]
 
     @property
-    def to_train(self) -> list[RunConfig]:
-        """Every run that is begun, be it for a probe or for another run's sake."""
-        in_parts = [config for part in self.parts for config in part.trained]
-        again = [config for stack in self.again for config in stack.runs]
-        return [*in_parts, *again, *(probe.config for probe in self.probes)]
-
-    @property
-    def on_the_way(self) -> int:
-        return sum(len(part.on_the_way) for part in self.parts)
+    def present(self) -> int:
+        """How many runs and measurements are there."""
+        return sum(part.present for part in self.parts) + self.probes_present
 
     @property
     def empty(self) -> bool:
-        return not (self.runs or self.probes or self.again)
+        """Whether nothing is left to do."""
+        return not self.missing and not self.probes
+
+    def to_do(self) -> str:
+        """Counts what is missing, in words."""
+        counts = ((len(self.missing), "run"), (len(self.probes), "probe"))
+        return " and ".join(count_of(count, kind) for count, kind in counts if count)
+
+
+def make_plan(experiments: Iterable[Experiment], evidence: Evidence, seeds: int | None = None) -> Plan:
+    """Finds out what is missing.
+
+    Args:
+        experiments: Those to carry out.
+        evidence: What is there.
+        seeds: How many seeds of each run; None: as many as each experiment asks for.
+
+    Returns:
+        The plan.
+    """
+    experiments = list(experiments)
+    trained = [(one.id, config) for one in experiments if one.probe is None for config in one.configs(seeds)]
+    wanted = {config.name: config for _, config in trained}
+    early = {
+        name: config for name, config in wanted.items() if config.seed in evidence.ended_early.get(config.hash, {})
+    }
+    parts = []
+    for title in dict.fromkeys(map(part_title, wanted.values())):
+        own = {name: config for name, config in wanted.items() if part_title(config) == title and name not in early}
+        missing = [config for name, config in own.items() if name not in evidence.names]
+        users = list(dict.fromkeys(user for user, config in trained if part_title(config) == title))
+        parts.append(Part(title, missing, len(own) - len(missing), users))
+    probed = [one for one in experiments if one.probe is not None]
+    probes = [probe for one in probed for probe in _missing_probes(one, evidence, seeds)]
+    there = sum(len(one.configs(seeds)) for one in probed) - len(probes)
+    return Plan(parts, probes, there, list(early.values()))
+
+
+def _missing_probes(experiment: Experiment, evidence: Evidence, seeds: int | None) -> list[Probe]:
+    plan, missing = ProbePlan(**experiment.probe or {}), []
+    for run in experiment.runs:
+        try:
+            there = set(evidence.probes(f"{experiment.id}/{run}"))
+        except NotRun:
+            there = set()
+        missing += [experiment.config(run, seed) for seed in range(seeds or experiment.seeds) if seed not in there]
+    return [Probe(config, plan) for config in missing]
 
 
 def part_title(config: RunConfig) -> str:
-    """Methods that take several times as long as the others are parts of their own: no rate would fit both."""
-    tasks = "all tasks" if config.tasks is None else count_of(config.tasks, "task")
-    slower = f", {slow_kind(config)}" if slow_kind(config) else ""
-    return f"{config.benchmark}, {tasks}{slower}"
+    """Benchmark and number of tasks."""
+    return f"{config.benchmark}, {'all tasks' if config.tasks is None else count_of(config.tasks, 'task')}"
 
 
-def probe_path(config: RunConfig, out: Path) -> Path:
-    return out / f"{config.name}.probe.json"
+# -- how long it takes ----------------------------------------------------------------------------------------------
 
 
-def probes_in(out: Path, config: RunConfig) -> list[Path]:
-    """Probes of a run with any seed."""
-    unseeded = config.name.removesuffix(f"_s{config.seed}")
-    return sorted(out.glob(f"{glob.escape(unseeded)}_s*.probe.json"))
+def estimate(configs: Iterable[RunConfig], known: Iterable[Result]) -> tuple[float, str] | None:
+    """Estimates how long runs take: as long as the slowest finished run of the same benchmark and method.
 
+    Args:
+        configs: The runs.
+        known: Finished runs, on whichever device.
 
-def results_in(out: Path) -> dict[Path, str]:
-    """Result files of a folder with the config hash that their name holds; nothing is read."""
-    return with_hashes(out.glob("*.json"))
-
-
-def notes_in(out: Path) -> dict[Path, str]:
-    """The same for notes of runs that diverged, those aside that have a result: it came at another time, and counts."""
-    return with_hashes(path for path in out.glob(f"*{divergence.SUFFIX}") if not path.with_suffix(".json").exists())
-
-
-def with_hashes(paths: Iterable[Path]) -> dict[Path, str]:
-    named = {path: RUN_NAME.search(path.stem) for path in sorted(paths)}
-    return {path: found[1] for path, found in named.items() if found}
-
-
-def make_plan(
-    experiments: Sequence[Experiment],
-    seeds: int | None,
-    out: Path,
-    lost: Callable[[Sequence[RunConfig]], Lost] = lambda missing: Lost(),
-) -> Plan:
-    """A run that several experiments share is planned once: it is known by its config, not by its name.
-
-    ``lost``: the stacks that some of the missing runs were in before.
+    Returns:
+        Seconds, and the devices of the finished runs; None where no finished run tells of one of them.
     """
-    wanted = runs_of(experiments, seeds)
-    without = [config for config in wanted.values() if not result_path(config, out).exists()]
-    diverged = [config for config in without if divergence.note_path(config, out).exists()]
-    missing = [config for config in without if config not in diverged]
-    present = Counter(part_title(config) for config in wanted.values() if result_path(config, out).exists())
-    found = lost(missing)
-    back = {config.name for stack in found.stacks for config in stack.lost}
-    parts = _parts([config for config in missing if config.name not in back], present)
-    with_part = {part.title for part in parts}
-    probes = _probes(experiments, seeds)
-    to_measure = tuple(probe for probe in probes if not probe.is_there(out))
-    return Plan(
-        parts=tuple(parts),
-        probes=to_measure,
-        present=present.total(),
-        probes_present=len(probes) - len(to_measure),
-        nothing_to_train={title: count for title, count in present.items() if title not in with_part},
-        again=found.stacks,
-        alone=found.alone,
-        unknown=len(found.unknown),
-        diverged=tuple(diverged),
-    )
+    slowest: dict[tuple[str, str], tuple[float, str]] = {}  # seconds of a task and epoch, device
+    for result in known:
+        pace = result.seconds / (len(result.accuracy) * result.config.epochs), device_of(result.environment)
+        key = result.config.benchmark, result.config.method
+        slowest[key] = max(pace, slowest.get(key, pace))
+    total, devices = 0.0, dict[str, None]()
+    for config in configs:
+        if (config.benchmark, config.method) not in slowest:
+            return None
+        seconds, device = slowest[config.benchmark, config.method]
+        total += seconds * (config.tasks or 1) * config.epochs
+        devices[device] = None
+    return total, " and ".join(devices)
 
 
-def runs_of(experiments: Iterable[Experiment], seeds: int | None = None) -> dict[str, RunConfig]:
-    """By name, each once."""
-    return {config.name: config for one in experiments if one.probe is None for config in one.configs(seeds)}
+UNITS = ((2 * 86_400, 86_400, "days"), (90 * 60, 3_600, "h"), (90, 60, "min"), (0, 1, "s"))
 
 
-def whole_parts(experiments: Iterable[Experiment], seeds: int | None = None) -> list[Part]:
-    """What there is to run where nothing is there yet."""
-    return _parts(list(runs_of(experiments, seeds).values()), Counter())
+def roughly(seconds: float) -> str:
+    """
+    >>> roughly(42.4), roughly(196), roughly(9000), roughly(400_000)
+    ('42 s', '3.3 min', '2.5 h', '4.6 days')
+    """
+    size, unit = next((size, unit) for least, size, unit in UNITS if seconds >= least)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
 
 
-def _parts(missing: Sequence[RunConfig], present: Mapping[str, int]) -> list[Part]:
-    """Runs on the way of a missing one go with it; those whose longer run is there already are trained."""
-    carrier_of = carriers(missing)
-    trained: dict[str, list[RunConfig]] = {}
-    on_the_way: dict[str, list[RunConfig]] = {}
-    for config in missing:
-        carrier = carrier_of.get(config.name)
-        (on_the_way if carrier else trained).setdefault(part_title(carrier or config), []).append(config)
-    return [
-        Part(configs[0].benchmark, configs[0].tasks, tuple(configs), tuple(on_the_way.get(title, ())), present[title])
-        for title, configs in trained.items()
-    ]
+# -- running it -----------------------------------------------------------------------------------------------------
 
 
-def _probes(experiments: Iterable[Experiment], seeds: int | None) -> list[Probe]:
-    probes = [
-        Probe(config, ProbePlan(**one.probe))
-        for one in experiments
-        if one.probe is not None
-        for config in one.configs(seeds)
-    ]
-    return list({probe.config.name: probe for probe in probes}.values())
+def check_data(plan: Plan, experiments: Sequence[Experiment], data_dir: Path | None) -> None:
+    """Refuses to begin without the data sets.
+
+    Args:
+        plan: What is to be run.
+        experiments: Those that were chosen.
+        data_dir: The folder of data sets; None: the usual one.
+
+    Raises:
+        AlassoError: One is not whole; how to get it, and which experiments do without.
+    """
+    configs = [*plan.missing, *(probe.config for probe in plan.probes)]
+    names = dict.fromkeys(name for config in configs for name in BENCHMARKS[config.benchmark].data)
+    if absent := [name for name in names if not _is_whole(name, data_dir)]:
+        waiting = [one.id for one in experiments if set(one.data) & set(absent)]
+        without = f"; or do without: --skip {' '.join(waiting)}" if len(waiting) < len(experiments) else ""
+        raise AlassoError(
+            f"data not found: {', '.join(absent)}; name their folder with --data-dir, "
+            f"or run `alasso data fetch {' '.join(absent)}`{without}"
+        )
+
+
+def _is_whole(name: str, data_dir: Path | None) -> bool:
+    try:
+        return all(report.status == "ok" for report in check(name, data_dir))
+    except AlassoError:
+        return False
+
+
+def carry_out(plan: Plan, options: sweep.Options, console: Console, say: Callable[[str], None]) -> None:
+    """Trains what is missing, part by part, then measures; a run that diverges does not keep the others waiting.
+
+    Args:
+        plan: What to do.
+        options: Where and how.
+        console: Where progress is shown.
+        say: Takes a line about each part.
+    """
+    with stop_on_request() as stop_requested:
+        for part in (part for part in plan.parts if part.missing):
+            if stop_requested():  # in the last moments of the part before
+                raise sweep.Stopped("the end of a part")
+            say(f"{part.title}: {count_of(len(part.missing), 'run')}")
+            try:
+                sweep.carry_out(part.missing, options, console)
+            except sweep.SomeDiverged as error:
+                console.print(error.which, highlight=False, soft_wrap=True, markup=False)
+        if stop_requested() and plan.probes:
+            raise sweep.Stopped("the end of a part")
+    for probe in plan.probes:
+        measured = probe_first_task(probe.config, probe.plan, data_dir=options.data_dir, device=options.device, say=say)
+        write_whole(options.out / f"{probe.config.name}.probe.json", measured.as_file())

@@ -11,76 +11,71 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.bench.labels import count_of
-from alasso.bench.probe import check_surrogate
-from alasso.bench.report.aggregate import Array
+from alasso.bench.probe import Measured
+from alasso.bench.report.aggregate import Array, Mean, mean_of, paired
 from alasso.bench.reproduce.evidence import Evidence, Values
 from alasso.errors import AlassoError
 
-if TYPE_CHECKING:
-    from alasso.bench.probe import Measured
-
 
 @dataclass(frozen=True)
-class Finding:
-    """Mean over seeds, standard deviation over seeds (None: one seed), how many seeds, and what to know about it."""
+class Finding(Mean):
+    """What a computation comes to: a mean over seeds, and what to know about it."""
 
-    value: float
-    deviation: float | None = None
-    seeds: int = 1
     note: str = ""
-
-    @property
-    def error(self) -> float | None:
-        """Standard error of the mean."""
-        return None if self.deviation is None else self.deviation / math.sqrt(self.seeds)
 
 
 def over_seeds(values: Values, note: str = "") -> Finding:
-    numbers = list(values.values())
-    if any(map(math.isnan, numbers)):
-        return Finding(math.nan, None, len(numbers), note)
-    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return Finding(statistics.fmean(numbers), deviation, len(numbers), note)
+    """Averages over seeds.
+
+    Args:
+        values: Seed → value.
+        note: What to know about it.
+
+    Returns:
+        Mean and deviation; NaN where there is no seed, or one without a number.
+    """
+    unknown = any(map(math.isnan, values.values()))
+    found = None if unknown else mean_of(values.values())
+    if found is None:
+        return Finding(math.nan, None, len(values), note)
+    return Finding(found.value, found.deviation, found.count, note)
 
 
-def minus(one: Values, other: Values) -> Values:
-    return {seed: one[seed] - other[seed] for seed in one}
+def gap(evidence: Evidence, of: str, less: str, measure: str, note: str = "") -> Finding:
+    """A measure of one run less that of another."""
+    values = evidence.values([of, less], measure)
+    return over_seeds(paired(values[less], values[of]), note)
 
 
-def average(values: Values) -> float:
-    return statistics.fmean(values.values())
-
-
-def run_name(reference: str) -> str:
-    return reference.partition("/")[2]
-
-
-def require(evidence: Evidence, references: Sequence[str], measure: str) -> None:
-    """Say all that is missing, and not only what is asked for first."""
-    evidence.measured(references, measure)
-
-
-def value_of(finding: Finding) -> float:
-    return finding.value
-
-
-def gap(evidence: Evidence, of: str, less: str, measure: str, note: str) -> Finding:
-    return replace(difference(evidence, of=of, less=less, measure=measure), note=note)
+def smallest(evidence: Evidence, pairs: Iterable[tuple[str, str]], measure: str, note: str) -> Finding:
+    """The smallest of several gaps, from the lower run of a pair to the higher one."""
+    pairs = list(pairs)
+    evidence.measured(list(dict.fromkeys(ref for pair in pairs for ref in pair)), measure)
+    gaps = [
+        gap(evidence, high, low, measure, note.format(low=run_name(low), high=run_name(high))) for low, high in pairs
+    ]
+    return min(gaps, key=lambda finding: finding.value)
 
 
 def best_of(evidence: Evidence, references: Sequence[str], measure: str) -> str:
+    """The run with the largest mean, over the seeds that all have."""
     values = evidence.values(references, measure)
-    return max(references, key=lambda ref: average(values[ref]))
+    return max(references, key=lambda ref: over_seeds(values[ref]).value)
+
+
+def run_name(reference: str) -> str:
+    """``run`` of ``experiment/run``."""
+    return reference.partition("/")[2]
 
 
 # -- computations -------------------------------------------------------------------------------------------------
@@ -93,30 +88,23 @@ def mean(evidence: Evidence, *, of: str, measure: str = "A") -> Finding:
 
 def difference(evidence: Evidence, *, of: str, less: str, measure: str = "A") -> Finding:
     """A measure of one run less that of another."""
-    values = evidence.values([of, less], measure)
-    return over_seeds(minus(values[of], values[less]))
+    return gap(evidence, of, less, measure)
 
 
 def gap_to_best_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str = "A") -> Finding:
     """How far a run lies above the best of others."""
-    require(evidence, [of, *others], measure)
-    return min((gap(evidence, of, ref, measure, f"best other: {run_name(ref)}") for ref in others), key=value_of)
+    return smallest(evidence, [(other, of) for other in others], measure, "best other: {low}")
 
 
 def gap_to_least_other(evidence: Evidence, *, of: str, others: Sequence[str], measure: str) -> Finding:
     """How far a run lies below the least of others, for measures of which less is better."""
-    require(evidence, [of, *others], measure)
-    return min((gap(evidence, ref, of, measure, f"least other: {run_name(ref)}") for ref in others), key=value_of)
+    return smallest(evidence, [(of, other) for other in others], measure, "least other: {high}")
 
 
 def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str = "A") -> Finding:
     """The smallest step from any run of one level to any run of the next: above zero where the levels rise."""
-    require(evidence, [ref for level in rising for ref in level], measure)
-    pairs = [(low, high) for below, level in pairwise(rising) for low in below for high in level]
-    steps = [
-        gap(evidence, high, low, measure, f"smallest step: {run_name(low)} → {run_name(high)}") for low, high in pairs
-    ]
-    return min(steps, key=value_of)
+    steps = [(low, high) for below, level in pairwise(rising) for low in below for high in level]
+    return smallest(evidence, steps, measure, "smallest step: {low} → {high}")
 
 
 def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Finding:
@@ -127,53 +115,49 @@ def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Fin
 
 def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Finding:
     """The best less the worst of several runs."""
-    require(evidence, over, measure)
+    evidence.measured(over, measure)
     ranges = [
         gap(evidence, high, low, measure, f"from {run_name(low)} to {run_name(high)}")
         for low, high in permutations(over, 2)
     ]
-    return max(ranges, key=value_of)
+    return max(ranges, key=lambda finding: finding.value)
 
 
 def gain_of_best(evidence: Evidence, *, among: Sequence[str], less: str, measure: str = "A") -> Finding:
     """The best of several runs less another one."""
-    require(evidence, [*among, less], measure)
+    evidence.measured([*among, less], measure)
     top = best_of(evidence, among, measure)
-    return replace(difference(evidence, of=top, less=less, measure=measure), note=f"best: {run_name(top)}")
+    return gap(evidence, top, less, measure, f"best: {run_name(top)}")
 
 
 def largest_deviation(evidence: Evidence, *, table: Mapping[str, float], measure: str = "A") -> Finding:
     """How far the run that lies farthest from the paper's table lies from it."""
-    require(evidence, list(table), measure)
-    found = {ref: mean(evidence, of=ref, measure=measure) for ref in table}
+    found = {ref: over_seeds(values) for ref, values in evidence.measured(list(table), measure).items()}
     shown = ", ".join(f"{run_name(ref)}: {of_run.value:.3f}" for ref, of_run in found.items())
     away = [replace(of_run, value=abs(of_run.value - table[ref]), note=shown) for ref, of_run in found.items()]
-    return max(away, key=value_of)
+    return max(away, key=lambda finding: finding.value)
 
 
 def smaller_loss(
     evidence: Evidence, *, of: Sequence[str], others: Sequence[Sequence[str]], measure: str = "A"
 ) -> Finding:
     """By how much less a run loses from one setting to another (two names each) than whichever other loses least."""
-    require(evidence, [*of, *(ref for pair in others for ref in pair)], measure)
+    evidence.measured([*of, *(ref for pair in others for ref in pair)], measure)
     found = []
     for before, after in others:
         values = evidence.values([*of, before, after], measure)
-        own, other = minus(values[of[0]], values[of[1]]), minus(values[before], values[after])
-        note = f"loses {average(own):.3f}; {run_name(before)} loses {average(other):.3f}"
-        found.append(over_seeds(minus(other, own), note))
-    return min(found, key=value_of)
+        own, other = paired(values[of[1]], values[of[0]]), paired(values[after], values[before])
+        losses = f"loses {over_seeds(own).value:.3f}; {run_name(before)} loses {over_seeds(other).value:.3f}"
+        found.append(over_seeds(paired(own, other), losses))
+    return min(found, key=lambda finding: finding.value)
 
 
 def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure: str = "A") -> Finding:
     """Which share of the way from one run to another a third one has gone."""
     values = evidence.values([of, floor, ceiling], measure)
-    shares = {
-        seed: (values[of][seed] - values[floor][seed]) / (values[ceiling][seed] - values[floor][seed])
-        for seed in values[of]
-        if values[ceiling][seed] != values[floor][seed]
-    }
-    return over_seeds(shares) if shares else Finding(math.nan, None, 0, "floor and ceiling are equal")
+    gone, whole = paired(values[floor], values[of]), paired(values[floor], values[ceiling])
+    shares = {seed: gone[seed] / whole[seed] for seed in gone if whole[seed]}
+    return over_seeds(shares, "" if shares else "floor and ceiling are equal")
 
 
 def growth_of_gap(evidence: Evidence, *, of: str, less: str) -> Finding:
@@ -183,7 +167,7 @@ def growth_of_gap(evidence: Evidence, *, of: str, less: str) -> Finding:
     for reference, group in evidence.groups([of, less]).items():
         curves = {r.config.seed: metrics.accuracy_curve(r.accuracy) for r in group.results if r.config.seed in seeds}
         rises[reference] = {seed: curve[-1] - curve[len(curve) // 2 - 1] for seed, curve in curves.items()}
-    return over_seeds(minus(rises[of], rises[less]))
+    return over_seeds(paired(rises[less], rises[of]))
 
 
 def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, within: float = 0.01) -> Finding:
@@ -191,21 +175,16 @@ def tasks_near(evidence: Evidence, *, of: str, bound: str, every: int = 5, withi
 
     Seed by seed: a task has other classes, or pixels elsewhere, with each.
     """
-    seeds = evidence.values([of, bound])[of]
-    found = evidence.groups([of, bound])
-    near = {}
-    for seed in seeds:
+    found, near = evidence.groups([of, bound]), {}
+    for seed in evidence.values([of, bound])[of]:
         own, other = (found[ref].matrices[found[ref].seeds.index(seed), -1, every - 1 :: every] for ref in (of, bound))
         near[seed] = own >= other - within
-    shares = {seed: float(tasks.mean()) if len(tasks) else math.nan for seed, tasks in near.items()}
-    of_all = np.concatenate(list(near.values()))
-    return over_seeds(shares, f"{of_all.sum()} of {count_of(len(of_all), 'task')}")
+    return of_each_seed(near, np.mean, lambda count: f"{sum(map(sum, near.values()))} of {count_of(count, 'task')}")
 
 
 def probe_evenness(evidence: Evidence, *, of: str) -> Finding:
     """Median over weights of the loss's change on the shallow side over its rise on the steep side; 1: symmetric."""
-    found = {seed: measured.shallow_over_steep() for seed, measured in evidence.probes(of).items()}
-    return of_weights(found, np.median)
+    return of_each_seed({seed: one.shallow_over_steep() for seed, one in evidence.probes(of).items()}, np.median)
 
 
 def probe_underestimated(
@@ -216,13 +195,12 @@ def probe_underestimated(
     At the far end of the line or, with ``at``, so far from where training ended. ``rise``: of weights whose loss rises
     there by more than this share of itself.
     """
-    check_surrogate(surrogate)
     found = {}
     for seed, measured in evidence.probes(of).items():
-        unseen, true = on_unseen_side(measured, measured.changes(), at)
+        moved, true = on_unseen_side(measured, measured.changes(), at)
         _, guessed = on_unseen_side(measured, measured.surrogate(surrogate), at)
         at_rest = measured.losses[0][measured.middle]  # the same, whichever weight is to move
-        rises = unseen & (true > rise * at_rest)
+        rises = moved & (true > rise * at_rest)
         found[seed] = guessed[rises] < true[rises]
     return share_of_weights(found)
 
@@ -248,9 +226,7 @@ def on_unseen_side(measured: Measured, lines: Array, at: float | None = None) ->
     came_from, middle = np.array(measured.came_from), measured.middle
     right = np.array(measured.offsets[middle + 1 :])
     if at is not None and not 0 < at <= measured.plan.span:
-        raise AlassoError(
-            f"at must be above 0 and at most {measured.plan.span:g}, where the probe's lines end, not {at}"
-        )
+        raise AlassoError(f"at must lie above 0 and not above {measured.plan.span:g}, where the lines end, not {at}")
     steps = len(right) if at is None else 1 + int(np.abs(right - at).argmin())
     place = np.where(came_from > 0, middle - steps, middle + steps)  # came from the right: the left side is unseen
     return came_from != 0, lines[np.arange(len(lines)), place]
@@ -258,21 +234,24 @@ def on_unseen_side(measured: Measured, lines: Array, at: float | None = None) ->
 
 def share_of_weights(found: Mapping[int, npt.NDArray[np.bool_]]) -> Finding:
     """The deviation is not below that of shares of so few weights, drawn by chance: seeds may agree by luck."""
-    finding = of_weights(found, np.mean)
+    finding = of_each_seed(found, np.mean)
     if finding.deviation is None:
         return finding
     drawn = math.sqrt(statistics.fmean(of.mean() * (1 - of.mean()) / len(of) for of in found.values()))
     return replace(finding, deviation=max(finding.deviation, drawn))
 
 
-def of_weights(found: Mapping[int, npt.NDArray[Any]], summed_up: Callable[[npt.NDArray[Any]], Any]) -> Finding:
-    """Over seeds, what each seed's weights come to; how many weights that are, in all."""
+def of_each_seed(
+    found: Mapping[int, npt.NDArray[Any]],
+    summed_up: Callable[[npt.NDArray[Any]], Any],
+    note: Callable[[int], str] = lambda count: count_of(count, "weight"),
+) -> Finding:
+    """Over seeds, what each seed's numbers come to; ``note`` says how many they are in all."""
     values = {seed: float(summed_up(numbers)) if len(numbers) else math.nan for seed, numbers in found.items()}
-    return over_seeds(values, count_of(sum(map(len, found.values())), "weight"))
+    return over_seeds(values, note(sum(map(len, found.values()))))
 
 
-Computation = Callable[..., Finding]
-COMPUTATIONS: dict[str, Computation] = {
+COMPUTATIONS: dict[str, Callable[..., Finding]] = {
     function.__name__: function
     for function in (
         mean, difference, gap_to_best_other, gap_to_least_other, order, best, spread, gain_of_best, largest_deviation,
@@ -282,10 +261,12 @@ COMPUTATIONS: dict[str, Computation] = {
 }  # fmt: skip
 
 
-def arguments_of(computation: str) -> dict[str, bool]:
-    """Names of a computation's arguments, and whether each must be given."""
-    parameters = inspect.signature(COMPUTATIONS[computation]).parameters.values()
-    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+def check_arguments(computation: str, arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments that a computation does not take, and names those that it lacks."""
+    try:
+        inspect.signature(COMPUTATIONS[computation]).bind(None, **arguments)
+    except TypeError as error:
+        raise AlassoError(f"{computation}: {error}") from error
 
 
 def references_in(arguments: Any) -> list[str]:

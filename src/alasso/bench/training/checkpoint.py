@@ -1,11 +1,10 @@
-"""Checkpoints: everything a run needs to go on as if nothing had happened, in one file that is whole or not there."""
+"""Checkpoints: everything a run needs to resume bit for bit, in one file that is whole or not there."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,9 +14,10 @@ import torch
 from alasso.bench.config import RunConfig
 from alasso.bench.data import version as editions
 from alasso.bench.io import whole_file
+from alasso.bench.learners.base import Learner
 from alasso.errors import AlassoError
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass
@@ -32,67 +32,47 @@ class Position:
     accuracy: list[list[float]] = field(default_factory=list)
     ahead: list[float] = field(default_factory=list)
     untrained: list[float] = field(default_factory=list)
-    seconds_at: dict[int, float] = field(default_factory=dict)  # by tasks learned; older checkpoints have none
-    stack: list[dict[str, Any]] = field(default_factory=list)  # configs of the runs it was begun with, in their places
-    diverged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # those that left it, after so many tasks
     commits: list[str | None] = field(default_factory=list)  # of the code that has trained it, one after another
-
-    def after(self, tasks: int) -> Position:
-        """Where a run of so many tasks ended, if this one came past."""
-        return Position(
-            task=tasks,
-            seconds=self.seconds_at[tasks],
-            accuracy=self.accuracy[:tasks],
-            ahead=self.ahead[: tasks - 1],
-            untrained=self.untrained[:tasks],
-            stack=self.stack,
-            diverged=[(after, config) for after, config in self.diverged if after <= tasks],
-            commits=self.commits,
-        )
 
 
 class Writer:
-    """Writes checkpoints beside the training: the state is copied at once, and laid on the disk while steps go on."""
+    """Writes checkpoints beside the training: copies the state at once, and brings it to the disk while steps go on."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1)
         self._pending: list[Future[None]] = []
 
-    def save(
-        self,
-        path: Path,
-        config: RunConfig,
-        position: Position,
-        learner_state: dict[str, Any],
-        device: torch.device,
-        data: Mapping[str, str] | None = None,
-    ) -> None:
-        """``data`` says which edition of which data set the run is made on."""
+    def save(self, path: Path, position: Position, learner: Learner) -> None:
+        """Begins to write; :meth:`finish` waits for the end."""
         content = {
             "version": VERSION,
-            "config": config.to_json(),
-            "data": dict(data or {}),
+            "config": learner.config.to_json(),
+            "data": dict(learner.stream.editions),
             "position": copy.deepcopy(asdict(position)),
-            "learner": copied_to_host(learner_state),
-            "random": random_state(device),
+            "learner": copied_to_host(learner.state_dict()),
+            "random": random_state(learner.device),
         }
         self._pending.append(self._pool.submit(_write, path, content))
 
     def wait(self) -> None:
-        """Until nothing is being written, whatever became of it."""
-        concurrent.futures.wait(self._pending)
+        """Waits until nothing is being written; says nothing about errors."""
+        wait(self._pending)
         self._pending.clear()
 
     def finish(self) -> None:
-        """Wait for what is being written; a disk that refused is heard of here."""
+        """Waits for what is being written.
+
+        Raises:
+            AlassoError: The disk refused it.
+        """
         while self._pending:
             self._pending.pop(0).result()
 
 
-class Sink:
-    """A stream for torch's writer, which cannot stand an exception: a disk's refusal is kept for later.
+class _Sink:
+    """A stream for torch's writer, which cannot stand an exception: keeps a disk's refusal for later.
 
-    Written piece by piece: while the system takes a piece, Python is free for the training.
+    Writes piece by piece: while the system takes a piece, Python is free for the training.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -112,13 +92,13 @@ class Sink:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    # Checksums take eight times as long as the rest, beside a training that wants the processor; that the file is
-    # whole is seen to by writing it whole.
+    # Checksums take eight times as long as the rest, beside a training that wants the processor; a file that is
+    # written whole needs none.
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
         with whole_file(path) as stream:
-            sink = Sink(stream)
+            sink = _Sink(stream)
             torch.save(content, sink)  # type: ignore[arg-type]
             if sink.refusal:
                 raise sink.refusal
@@ -127,7 +107,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def copied_to_host(state: Any) -> Any:
-    """The same nesting with every tensor copied, so that training may go on changing its own."""
+    """The same nesting with every tensor copied; training changes its own meanwhile."""
     copied = _copying_to_host(state)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -147,9 +127,22 @@ def _copying_to_host(state: Any) -> Any:
 
 
 def load(
-    path: Path, config: RunConfig, device: torch.device, data: Mapping[str, str] | None = None
+    path: Path, config: RunConfig, device: torch.device, data: Mapping[str, str]
 ) -> tuple[Position, dict[str, Any]]:
-    """Position and learner state; also sets torch's random state. No code in the file is ever run."""
+    """Reads a checkpoint and sets torch's random state; never runs code from the file.
+
+    Args:
+        path: The file.
+        config: The run that is to be resumed.
+        device: Where its tensors go.
+        data: Editions of the data sets that the run is made on now.
+
+    Returns:
+        Where the run stands, and the learner's state.
+
+    Raises:
+        AlassoError: The file is no checkpoint, or of another version, run or edition of the data.
+    """
     try:
         content = torch.load(path, map_location=device, weights_only=True)
         version, saved_config = content["version"], content["config"]
@@ -157,32 +150,16 @@ def load(
         raise AlassoError(f"{path} is not a checkpoint of alasso; delete it to start over") from error
     if version != VERSION:
         raise AlassoError(f"{path} has version {version}, this library reads {VERSION}; delete it to start over")
-    if saved_config != config.to_json():
-        ours = config.to_json()
+    if saved_config != (ours := config.to_json()):
         differing = sorted(k for k in {**saved_config, **ours} if saved_config.get(k) != ours.get(k))
         raise AlassoError(
             f"{path} is a checkpoint of another run: {', '.join(differing)} differ; delete it to start over"
         )
-    if editions.unlike(content["data"], now := data or {}):
-        before, after = editions.in_words(content["data"]), editions.in_words(now)
+    if editions.unlike(content["data"], data):
+        before, after = editions.in_words(content["data"]), editions.in_words(data)
         raise AlassoError(f"{path} was begun on other data ({before}; now {after}); delete it to start over")
     restore_random_state(content["random"], device)
     return Position(**content["position"]), content["learner"]
-
-
-def stack_in(path: Path) -> tuple[str, ...]:
-    """Names of the runs that a checkpoint's run was begun with and that did not leave, in their places; none where the
-    file is none of this version, or says nothing about it.
-    """
-    position = Position(**content["position"]) if (content := without_weights(path)) else Position()
-    diverged = [config for _, config in position.diverged]
-    return tuple(RunConfig.from_json(config).name for config in position.stack if config not in diverged)
-
-
-def place_in(path: Path) -> tuple[int, int, int] | None:
-    """Task, epoch and step that a checkpoint's run stands at; None where the file is none of this version."""
-    content = without_weights(path)
-    return (content["position"]["task"], content["position"]["epoch"], content["position"]["step"]) if content else None
 
 
 def config_in(path: Path) -> RunConfig | None:

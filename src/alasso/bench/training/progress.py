@@ -1,4 +1,4 @@
-"""What a person sees, and what is logged, while a run goes on."""
+"""What a person sees, and what is logged, while a run trains; and how Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from alasso.bench.config import RunConfig
 from alasso.bench.io import disk_errors_as_advice
-from alasso.errors import AlassoError, DivergedError
+from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from alasso.bench.config import RunConfig
-    from alasso.bench.streams import Stream
-    from alasso.bench.training.diverged import Divergence
+    from alasso.bench.streams import Stream  # torch: a page that follows runs needs none
 
 Accuracy = list[list[float]]
 
@@ -28,13 +28,13 @@ class Stopped(Exception):
     """The user asked to stop; the run is saved up to the place the message names."""
 
 
-AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one is meant
+AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one counts
 
 
 class StopRequest:
-    """Ctrl-C, heard where it suits: the first one is a request, another one stops at once.
+    """The first Ctrl-C is a request, another one stops at once.
 
-    Not right after the first: who sends a signal to a process and to its group, or presses twice, means one.
+    One that comes right after the first does not count: it was pressed twice, or sent to the process and its group.
     """
 
     when: float | None = None
@@ -47,8 +47,8 @@ class StopRequest:
 
 @contextmanager
 def stop_on_request() -> Iterator[Callable[[], bool]]:
-    """While inside, whether Ctrl-C was pressed. Within another such place, that one's answer: what is asked for in the
-    last moments of a run is heard by the sweep that the run belongs to.
+    """While inside, tells whether Ctrl-C was pressed. Inside another such block, both hear the same request: a sweep
+    stops also when Ctrl-C comes in the last moments of a run.
     """
     before = signal.getsignal(signal.SIGINT)
     around = getattr(before, "__self__", None)
@@ -64,48 +64,30 @@ def stop_on_request() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-class LanesDiverged(DivergedError):
-    """Which runs of a stack diverged; the others, where they have files, are saved where they stand."""
+class Observer:
+    """Told of everything that happens in a run; this one ignores it.
 
-    def __init__(self, lost: Sequence[Divergence]) -> None:
-        super().__init__(" | ".join(note.why for note in lost))
-        self.lost = lost
-
-
-class Observer(Protocol):
-    """Told of everything that happens in a run. ``wants_epochs``: whether losses are worth bringing to the host."""
-
-    wants_epochs: bool
-
-    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None: ...
-    def step_done(self, task: int, epoch: int, done: int) -> None: ...
-    def epoch_done(
-        self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
-    ) -> None: ...
-    def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None: ...
-
-
-class Quiet:
-    """Sees nothing, says nothing."""
+    ``wants_epochs``: whether losses are worth bringing to the host.
+    """
 
     wants_epochs = False
 
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
-        pass
+        """Training begins, or resumes, with ``done`` of ``total`` steps made."""
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
-        pass
+        """A step was made."""
 
     def epoch_done(
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
-        pass
+        """An epoch ended, perhaps some time ago."""
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
-        pass
+        """A task was learned, and all so far measured."""
 
 
-class PlainLines(Quiet):
+class PlainLines(Observer):
     """One line a task, for logs and pipes; ``label`` says which run of several."""
 
     def __init__(self, say: Callable[[str], object], label: str) -> None:
@@ -115,7 +97,7 @@ class PlainLines(Quiet):
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
         self.tasks = len(stream)
         if done:
-            self._say(f"{self.label}: going on at {done / total:.0%}")
+            self._say(f"{self.label}: resuming at {done / total:.0%}")
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
         row = accuracy[-1]
@@ -125,7 +107,7 @@ class PlainLines(Quiet):
         )
 
     def _say(self, line: str) -> None:
-        """Where nobody reads on, or the disk that lines go to is full: stop as by Ctrl-C, and save what was trained."""
+        """Where nobody reads on, or the disk is full: stops as by Ctrl-C, and so saves the run."""
         try:
             self.say(line)
         except OSError:
@@ -133,14 +115,12 @@ class PlainLines(Quiet):
             signal.raise_signal(signal.SIGINT)
 
 
-class Bars(Quiet):
+class Bars(Observer):
     """Live bars in a terminal: one for all runs, one for the run that is on."""
 
     wants_epochs = True
 
     def __init__(self, console: Console, runs: int) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
         # On a narrow terminal the words matter more than the bar.
         bar = [BarColumn(bar_width=20), TaskProgressColumn()] if console.width >= 110 else []
         self.bars = Progress(
@@ -180,7 +160,7 @@ class Bars(Quiet):
         self.loss = f" loss {loss:.3f} penalty {penalty:.3f}{so_far}, {clock(seconds_left)} left"
 
 
-class CsvLog(Quiet):
+class CsvLog(Observer):
     """Loss and penalty of every epoch, accuracy of every task, as rows of a CSV file."""
 
     wants_epochs = True
@@ -213,7 +193,7 @@ class CsvLog(Quiet):
         self.file.close()
 
 
-class TensorBoardLog(Quiet):
+class TensorBoardLog(Observer):
     """The same for TensorBoard."""
 
     wants_epochs = True
@@ -242,7 +222,7 @@ class TensorBoardLog(Quiet):
         self.writer.close()
 
 
-class Several:
+class Several(Observer):
     """Passes everything on to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:

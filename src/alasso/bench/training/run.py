@@ -1,33 +1,33 @@
-"""A run, top to bottom: stream, network, learner, tasks, epochs, steps; measured, checkpointed, written down."""
+"""A run, top to bottom: stream, network, learner, tasks, epochs, steps; measured, saved, written down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from alasso.bench import models, results
-from alasso.bench._make_streams import make_streams
+from alasso.bench import metrics, models, results
 from alasso.bench.config import RunConfig
 from alasso.bench.data import version as editions
 from alasso.bench.io import taken
-from alasso.bench.learners.base import Learner
-from alasso.bench.learners.vcl import Variational
+from alasso.bench.learners.base import Learner, StepPlan
+from alasso.bench.learners.steps import steps_for
 from alasso.bench.registry import METHODS, loaded
-from alasso.bench.results import Result
-from alasso.bench.stacking.lanes import can_share_a_stack, shape_of, stackable, that_fit
-from alasso.bench.streams import Stream, with_edition
+from alasso.bench.results import Divergence, Result
+from alasso.bench.streams import Stream, make_stream, with_edition
 from alasso.bench.training import checkpoint
 from alasso.bench.training.checkpoint import Position
-from alasso.bench.training.compiling import compiles_on, keep_compiling_processes
-from alasso.bench.training.progress import Observer, Quiet, Stopped, stop_on_request
-from alasso.bench.training.trainer import Lane, Trainer
-from alasso.bench.training.waypoints import Waypoint
-from alasso.errors import AlassoError
+from alasso.bench.training.progress import Observer, Stopped, stop_on_request
+from alasso.errors import AlassoError, DivergedError
+
+if sys.platform != "win32":
+    import resource
 
 SMALL_NETWORK = 2_000_000  # weights
 
@@ -45,219 +45,266 @@ def run(
     observer: Observer | None = None,
     checkpoint_every: float = 30.0,
 ) -> Result:
-    """Train ``config.method`` on the stream, task after task, and measure it on all tasks seen so far after each.
+    """Trains a method on a stream, task after task, and measures it on all tasks seen so far after each.
 
-    With ``out``, the result is written there, and a checkpoint beside it while the run goes on; ``resume`` continues
-    from it. ``stream`` and ``model`` (a function that makes one) replace those that the config names; a result of the
-    same config on another stream is not written over.
+    Args:
+        config: What to train; the result depends on it alone.
+        stream: Tasks in place of those that the config names.
+        model: A function that makes a network, in place of the one that the config names.
+        out: Folder for the result, and for checkpoints until then; None writes nothing.
+        data_dir: Folder with the data sets; a cache if None.
+        device: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        resume: Whether to resume from the checkpoint, if there is one.
+        reference: A single-task run to measure intransigence against.
+        observer: Hears of everything that happens.
+        checkpoint_every: Seconds between checkpoints.
+
+    Returns:
+        What the run found.
+
+    Raises:
+        AlassoError: Something asked for does not fit together, or the folder holds results of another stream.
+        DivergedError: The weights are no longer finite.
+        Stopped: The user pressed Ctrl-C; the run is saved.
     """
-    (result,) = run_together(
-        [config],
-        streams=[stream] if stream else None,
-        model=model,
-        out=out,
-        data_dir=data_dir,
-        device=device,
-        resume=resume,
-        references=[reference],
-        observers=[observer or Quiet()],
-        checkpoint_every=checkpoint_every,
-    )
+    if not isinstance(config, RunConfig):
+        raise AlassoError(f"a run takes a RunConfig, not a {type(config).__name__}: RunConfig.own(…) makes one")
+    place = torch_device(device)
+    set_precision(config.precision)
+    folder = Path(out) if out is not None else None
+    saved = results.checkpoint_path(config, folder) if folder else None
+    with taken(folder, [config.name]) if folder else nullcontext(), stop_on_request() as stop_requested:
+        if stream is None:
+            stream = make_stream(config, Path(data_dir) if data_dir is not None else None, place)
+        else:
+            stream = own_stream(stream, config, folder)
+        torch.manual_seed(config.seed)
+        learner, position = make_learner(config, stream, model, place), Position()
+        if saved and resume and saved.exists():
+            position, state = checkpoint.load(saved, config, place, stream.editions)
+            learner.load_state_dict(state)
+        elif saved:
+            saved.unlink(missing_ok=True)  # only now that device, data and network are there
+        if position.commits[-1:] != [code := results.commit()]:
+            position.commits.append(code)
+        with few_threads_for(learner):
+            Trainer(learner, position, observer or Observer(), saved, checkpoint_every, stop_requested).train()
+            result = found_by(learner, position, reference)
+        if folder:
+            results.write(result, folder)
+            results.checkpoint_path(config, folder).unlink(missing_ok=True)
     return result
 
 
-def run_together(
-    configs: Sequence[RunConfig],
-    *,
-    streams: Sequence[Stream] | None = None,
-    model: Callable[[], nn.Module] | None = None,
-    out: Path | str | None = None,
-    data_dir: Path | str | None = None,
-    device: str = "auto",
-    resume: bool = False,
-    references: Sequence[Result | None] | None = None,
-    observers: Sequence[Observer] | None = None,
-    checkpoint_every: float = 30.0,
-    waypoints: Sequence[Sequence[Waypoint]] | None = None,
-) -> list[Result]:
-    """Several runs side by side, as lanes of one stacked network where they can be; the same results as one by one.
-
-    ``waypoints``: for each run, shorter ones that it passes through; they are given, and written, their results then.
-    """
-    refuse_what_is_no_config(configs)
-    refuse_doubles(configs)
-    out, data_dir = (None if folder is None else Path(folder) for folder in (out, data_dir))
-    place = torch_device(device)
-    if compiles_on(place):
-        keep_compiling_processes()
-    own = bool(streams)
-    streams = streams or make_streams(configs, data_dir, place)
-    refuse_other_lengths(configs, streams)
-    streams = [with_edition(stream) for stream in streams]
-    set_precision(configs[0].precision)
-    waypoints = waypoints or [()] * len(configs)
-    passed = [waypoint.config for of_run in waypoints for waypoint in of_run]
-    with taken(out, [config.name for config in (*configs, *passed)]) if out else nullcontext():
-        lanes = []
-        if own and out:
-            refuse_results_of_other_streams(configs, streams, out)
-        for i, (config, stream) in enumerate(zip(configs, streams, strict=True)):
-            saved = results.checkpoint_path(config, out) if out else None
-            observer = observers[i] if observers else Quiet()
-            lanes.append(begun(config, stream, model, place, saved if resume else None, saved, observer))
-            lanes[-1].waypoints = waypoints[i]
-            lanes[-1].random = checkpoint.random_state(place)
-        for lane in lanes:
-            if lane.saved and not resume:
-                # Now that device, data and network are there; lest it be gone on from later.
-                lane.saved.unlink(missing_ok=True)
-        against = dict(zip((c.name for c in configs), references or [None] * len(configs), strict=True))
-        found = trained(lanes, against, out, checkpoint_every)
-    return [found[config.name] for config in configs]
-
-
-def trained(
-    lanes: Sequence[Lane], against: Mapping[str, Result | None], out: Path | None, checkpoint_every: float
-) -> dict[str, Result]:
-    """Train lanes in as few stacks as can be and write what they find; by the runs' names, as are those ``against``
-    which intransigence is measured.
-    """
-    place = lanes[0].learner.device
-
-    def write_waypoints(of: Sequence[Lane]) -> None:
-        reached = [(lane, waypoint) for lane in of for waypoint in lane.reached()]
-        environment = results.environment(str(place)) if reached else {}
-        for lane, waypoint in reached:
-            result = lane.result_of(waypoint, environment)
-            write(result, out)
-            waypoint.result = result
-
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-    with stop_on_request() as stop_requested, few_threads_for(lanes[0].learner):
-        found: dict[str, Result] = {}
-        groups = in_step(lanes)
-        while groups:
-            group = groups.pop(0)
-            checkpoint.restore_random_state(group[-1].random, place)  # whatever was made or trained since then
-            trainer = Trainer(group, checkpoint_every, stop_requested, write_waypoints)
-            trainer.train()
-            environment = results.environment(str(place))
-            for i, lane in enumerate(group):
-                found[lane.config.name] = result = lane.result(environment, against[lane.config.name])
-                with trainer.saved_if_refused(group[i:]):
-                    write(result, out)
-                del lane.learner
-            del trainer  # with its stack: what comes next may need the memory
-            if stop_requested() and groups:
-                raise Stopped("the end of a run")
-    return found
-
-
-# -- parts ------------------------------------------------------------------------------------------------------
-
-
-def refuse_what_is_no_config(configs: Sequence[RunConfig]) -> None:
-    for one in configs:
-        if not isinstance(one, RunConfig):
-            raise AlassoError(f"a run takes a RunConfig, not a {type(one).__name__}: RunConfig.own(…) makes one")
-
-
-def refuse_doubles(configs: Sequence[RunConfig]) -> None:
-    if twice := next((config.name for i, config in enumerate(configs) if config in configs[:i]), None):
-        raise AlassoError(f"{twice} is given twice: a run and itself would write one result")
-
-
-def refuse_other_lengths(configs: Sequence[RunConfig], streams: Sequence[Stream]) -> None:
-    for config, stream in zip(configs, streams, strict=True):
-        if not isinstance(stream, Stream):
-            raise AlassoError(
-                f"stream must be a Stream, not a {type(stream).__name__}: Stream.of makes one of your data"
-            )
-        if config.tasks not in (None, len(stream)):
-            raise AlassoError(
-                f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream"
-            )
-
-
-def refuse_results_of_other_streams(configs: Sequence[RunConfig], streams: Sequence[Stream], out: Path) -> None:
-    for config, stream in zip(configs, streams, strict=True):
-        files = [path(config, out) for path in (results.result_path, results.checkpoint_path)]
+def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream:
+    """The user's stream with its edition; refuses one that does not fit the config or the folder's files."""
+    if not isinstance(stream, Stream):
+        raise AlassoError(f"stream must be a Stream, not a {type(stream).__name__}: Stream.of makes one of your data")
+    if config.tasks not in (None, len(stream)):
+        raise AlassoError(f"tasks={config.tasks}, but the stream has {len(stream)}: leave tasks out, or cut the stream")
+    stream = with_edition(stream)
+    if folder:
+        files = [path(config, folder) for path in (results.result_path, results.checkpoint_path)]
         editions.refuse_those_of_others(files, stream.editions)
-
-
-def write(result: Result, out: Path | None) -> None:
-    """The result's file, if there is to be one, in place of the run's checkpoint."""
-    if out:
-        results.write(result, out)
-        results.checkpoint_path(result.config, out).unlink(missing_ok=True)
-
-
-def begun(
-    config: RunConfig,
-    stream: Stream,
-    model: Callable[[], nn.Module] | None,
-    device: torch.device,
-    resume_from: Path | None,
-    saved: Path | None,
-    observer: Observer,
-) -> Lane:
-    """A run at its start, or where its checkpoint left it."""
-    code = results.commit()
-    torch.manual_seed(config.seed)
-    learner, position = make_learner(config, stream, model, device), Position()
-    if resume_from and resume_from.exists():
-        position, state = checkpoint.load(resume_from, config, device, stream.editions)
-        learner.load_state_dict(state)
-    if position.commits[-1:] != [code]:
-        position.commits.append(code)
-    return Lane(config, stream, learner, position, saved, observer)
-
-
-def in_step(lanes: Sequence[Lane]) -> list[list[Lane]]:
-    """Lanes that can be trained as one: stackable, at the same place, and no more than the memory holds.
-
-    A stack that was killed may have left its lanes at different places.
-    """
-    groups: dict[Any, list[Lane]] = {}
-    for lane in lanes:
-        position = lane.position
-        alone = len(lanes) > 1 and not stackable(lane.learner)
-        place = (position.task, position.epoch, position.step)
-        widths = tuple(task.head.stop - task.head.start for task in lane.stream.tasks)
-        shape = repr(shape_of(lane.config))
-        groups.setdefault(lane.config.name if alone else (place, widths, shape), []).append(lane)
-    apart = [
-        [[lane] for lane in g] if not can_share_a_stack([lane.learner for lane in g]) else [g] for g in groups.values()
-    ]
-    return [part for parts in apart for group in parts for part in in_parts_that_fit(group)]
-
-
-def in_parts_that_fit(group: Sequence[Lane]) -> list[list[Lane]]:
-    """No more lanes in a stack than the memory holds."""
-    fitting = that_fit(group[0].learner) if len(group) > 1 else 1
-    return [list(group[i : i + fitting]) for i in range(0, len(group), fitting)]
+    return stream
 
 
 def make_learner(
     config: RunConfig, stream: Stream, model: Callable[[], nn.Module] | None, device: torch.device
 ) -> Learner:
-    dropout = config.method == "sgd-dropout"
+    """The learner of the config's method, its network made anew."""
 
     def made() -> nn.Module:
         if model is not None:
             return models.built_by(model, stream.input_shape, stream.classes)
+        dropout = config.method == "sgd-dropout"
         return models.build(config.model, stream.input_shape, stream.classes, hidden=config.hidden, dropout=dropout)
 
     learner: Learner = loaded(METHODS[config.method].learner)(config, stream, made, device)
-    if model is None and config.model in models.MODELS:
-        gaussian = isinstance(learner, Variational)
-        learner.built_as = (config.model, stream.input_shape, stream.classes, config.hidden, dropout, gaussian)
     return learner
 
 
+def found_by(learner: Learner, position: Position, reference: Result | None) -> Result:
+    """The result of a run that has ended."""
+    *earlier, last = position.commits
+    accuracy, ahead, untrained = position.accuracy, position.ahead, position.untrained
+    against = reference.accuracy if reference else None
+    return Result(
+        config=learner.config,
+        environment={
+            **results.environment(str(learner.device)),
+            "commit": last,
+            **({"earlier_commits": earlier} if earlier else {}),
+        },
+        data=learner.stream.editions,
+        accuracy=accuracy,
+        ahead=ahead,
+        untrained=untrained,
+        metrics=metrics.summary(accuracy, ahead=ahead, untrained=untrained, reference=against),
+        seconds=round(position.seconds, 3),
+        peak_memory=peak_memory(learner.device),
+    )
+
+
+class RunDiverged(DivergedError):
+    """A run diverged; ``note`` says which, where and why."""
+
+    def __init__(self, note: Divergence) -> None:
+        super().__init__(note.why)
+        self.note = note
+
+
+class News(NamedTuple):
+    """Loss and penalty of an epoch, there once they have ``arrived``."""
+
+    task: int
+    epoch: int
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
+
+
+class Trainer:
+    """The loop over tasks, epochs and steps. Keeps the position, so that a run can resume anywhere."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        position: Position,
+        observer: Observer,
+        saved: Path | None = None,
+        checkpoint_every: float = 30.0,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.learner, self.at, self.observer = learner, position, observer
+        self.saved, self.checkpoint_every, self.stop_requested = saved, checkpoint_every, stop_requested
+        self.config, self.tasks = learner.config, learner.stream.tasks
+        self.steps = steps_for(learner)
+        self.steps.loss_sum += position.loss_sum
+        self.steps_in_epoch = [-(-len(task.train) // self.config.batch_size) for task in self.tasks]
+        self.steps_in_all = self.config.epochs * sum(self.steps_in_epoch)
+        self.news: News | None = None
+        self.tells_later = learner.device.type == "cuda"
+        self.writer = checkpoint.Writer()
+        self.last_save = time.monotonic()
+        self.began = self.last_save - position.seconds
+        if learner.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(learner.device)
+
+    def train(self) -> None:
+        """Trains from where the run stands to its end.
+
+        Raises:
+            RunDiverged: Weights are no longer finite.
+            Stopped: The user asked for it; the run is saved.
+        """
+        at, learner = self.at, self.learner
+        self.observer.begin(self.config, learner.stream, self.steps_done(), self.steps_in_all)
+        try:
+            if not at.untrained:
+                at.untrained = learner.accuracies_on(self.tasks)
+            for t in range(at.task, len(self.tasks)):
+                if at.epoch == at.step == 0:
+                    learner.begin_task(t)
+                learner.prepare(t)
+                self.steps.begin_task(t)
+                plans = learner.epoch_plan(t, at.epoch)
+                for epoch in range(at.epoch, self.config.epochs):
+                    self.train_epoch(t, epoch, plans)
+                    # A GPU is still at work on its steps: time to plan the next.
+                    plans = learner.epoch_plan(t, epoch + 1)
+                self.tell()
+                at.task, at.epoch = t + 1, 0
+                self.end_task(t)
+                if self.save_is_due() and t + 1 < len(self.tasks):
+                    self.save()
+        finally:
+            self.writer.wait()  # nobody who resumes from here may find a checkpoint that is still being written
+        at.seconds = time.monotonic() - self.began
+
+    def train_epoch(self, t: int, epoch: int, plans: Sequence[StepPlan]) -> None:
+        at = self.at
+        self.steps.begin_epoch(plans)
+        while at.step < len(plans):
+            self.steps.step(at.step)
+            at.step += 1
+            self.observer.step_done(t, epoch, self.steps_done())
+            if self.stop_requested():
+                self.tell()
+                self.save()
+                self.writer.finish()
+                raise Stopped(f"task {t + 1}, epoch {epoch + 1}, step {at.step}")
+            if self.save_is_due():
+                self.save()
+        at.epoch, at.step = epoch + 1, 0
+        self.tell()  # of the epoch before: a GPU is still at work on the steps of this one
+        self.news = self.news_of(t, epoch, len(plans)) if self.observer.wants_epochs else None
+        self.steps.loss_sum.zero_()
+        if not self.tells_later:
+            self.tell()
+
+    def end_task(self, t: int) -> None:
+        """Consolidates the task and measures all so far."""
+        at, learner = self.at, self.learner
+        try:
+            learner.end_task(t)
+        except DivergedError as error:
+            raise RunDiverged(Divergence(self.config, t + 1, str(error))) from error
+        at.accuracy.append(learner.accuracies(t, at.accuracy))
+        if t + 1 < len(self.tasks):
+            at.ahead += learner.accuracies_on([self.tasks[t + 1]])
+        self.observer.task_done(t, at.accuracy, self.seconds_left())
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def news_of(self, t: int, epoch: int, steps: int) -> News:
+        """Loss and penalty as they are now, on their way to the host."""
+        loss = self.steps.loss_sum / steps
+        here = torch.stack([loss, self.learner.penalty().to(loss)])
+        if not here.is_cuda:
+            return News(t, epoch, here, None)
+        numbers = torch.empty_like(here, device="cpu", pin_memory=True).copy_(here, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return News(t, epoch, numbers, arrived)
+
+    def tell(self) -> None:
+        """Tells the observer of the last epoch, once."""
+        news, self.news = self.news, None
+        if news is None:
+            return
+        if news.arrived is not None:
+            news.arrived.synchronize()
+        loss, penalty = news.numbers.tolist()
+        self.observer.epoch_done(news.task, news.epoch, loss, penalty, self.at.accuracy, self.seconds_left())
+
+    def steps_done(self) -> int:
+        done = self.config.epochs * sum(self.steps_in_epoch[: self.at.task]) + self.at.step
+        return done + self.at.epoch * self.steps_in_epoch[self.at.task] if self.at.task < len(self.tasks) else done
+
+    def seconds_left(self) -> float:
+        done = self.steps_done()
+        return (time.monotonic() - self.began) * (self.steps_in_all - done) / max(done, 1)
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def save_is_due(self) -> bool:
+        return time.monotonic() - self.last_save > self.checkpoint_every
+
+    def save(self) -> None:
+        """Begins to write a checkpoint, if the run has a file for it."""
+        self.last_save = time.monotonic()
+        if self.saved is None:
+            return
+        self.writer.finish()
+        self.at.loss_sum, self.at.seconds = self.steps.loss_sum.item(), self.last_save - self.began
+        self.writer.save(self.saved, self.at, self.learner)
+
+
+# -- where a run goes ---------------------------------------------------------------------------------------------
+
+
 def torch_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one."""
+    """The device of a name; ``auto`` is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -286,9 +333,13 @@ def set_precision(precision: str) -> None:
 
 @contextmanager
 def few_threads_for(learner: Learner) -> Iterator[None]:
-    """While inside, one thread where more gain nothing, and cost much: with cores that are busy, all wait for one."""
+    """While inside, one thread where more gain nothing and cost much: on busy cores, all wait for the slowest.
+
+    More gain nothing for a small network on a CPU, nor beside a GPU, unless the host gathers the examples.
+    """
     before = torch.get_num_threads()
-    if gains_nothing_from_threads(learner):
+    small = sum(p.numel() for p in learner.model.parameters()) < SMALL_NETWORK
+    if small if learner.device.type == "cpu" else learner.resident:
         torch.set_num_threads(1)
     try:
         yield
@@ -296,10 +347,11 @@ def few_threads_for(learner: Learner) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def gains_nothing_from_threads(learner: Learner) -> bool:
-    """On a CPU a small network. On a GPU the host has but to plan epochs, unless it gathers the examples, too; and a
-    core is always busy there, with waiting for the GPU or with writing a checkpoint.
-    """
-    if learner.device.type == "cpu":
-        return sum(p.numel() for p in learner.model.parameters()) < SMALL_NETWORK
-    return learner.resident
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes in use at once, on the GPU where the run was there, else by the process; None where nobody knows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,4 +1,5 @@
 """A small grid search, on held-out training examples, whose outcome is a file: what was tried, what was chosen.
+``alasso run --settings FILE`` and :func:`chosen_settings` read it.
 
 The paper says that each method uses settings optimised for itself. The search never sees the test examples: a sixth of
 each task's training examples is held out and measured on instead.
@@ -21,7 +22,8 @@ from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.results import Result
-from alasso.bench.training import sweep as runs
+from alasso.bench.training import sweep
+from alasso.bench.training.run import torch_device
 from alasso.errors import AlassoError
 
 SCHEMA = 1
@@ -32,15 +34,31 @@ def search(
     methods: Sequence[str],
     seeds: Sequence[int],
     fields: dict[str, Any],
-    options: runs.Options,
+    options: sweep.Options,
     file: Path,
     console: Console,
     values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Try every combination of each method's values; methods not named keep what ``file`` says of them, and so do those
-    named, of values that are not tried again, if the search was the same in all else.
+    """Tries every combination of each method's values.
 
-    ``values`` are tried of the settings that it names, in place of those that a method's own search has.
+    Methods not named keep what ``file`` says of them, and so do those named, of values that are not tried again, if the
+    search was the same in all else.
+
+    Args:
+        benchmark: Name of the benchmark.
+        methods: Names of the methods.
+        seeds: Seeds to take the mean over.
+        fields: Fields of all runs.
+        options: Where and how to train.
+        file: The outcome; added to if it is there.
+        console: Shows progress.
+        values: Values to try of some settings, in place of those that a method's own search has.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        AlassoError: Something asked for does not fit, or all runs of a method diverged.
     """
     if benchmark == "split-folder":
         raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
@@ -56,12 +74,12 @@ def search(
     for method, space in spaces.items():  # before anything is run
         if not space:
             raise AlassoError(f"{method} has no settings to search for")
-    planned = {method: runs.combinations(benchmark, [method], seeds, measured, spaces[method]) for method in methods}
+    planned = {method: sweep.combinations(benchmark, [method], seeds, measured, spaces[method]) for method in methods}
     without: list[str] = []
     for method, configs in planned.items():
         found = _searched(configs, list(spaces[method]), seeds, options, console)
         if not found["tried"]:
-            without.append(f"with none of its settings did {method} come to an end: {found['diverged']}")
+            without.append(f"{method} diverged with all of its settings: {found['diverged']}")
             continue
         if before := outcome["methods"].get(method):
             if _alike(before, found):
@@ -94,11 +112,9 @@ def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[A
 
 
 def _searched(
-    configs: Sequence[RunConfig], names: Sequence[str], seeds: Sequence[int], options: runs.Options, console: Console
+    configs: Sequence[RunConfig], names: Sequence[str], seeds: Sequence[int], options: sweep.Options, console: Console
 ) -> dict[str, Any]:
     """What was tried for one method, the best first. Settings of which a seed diverged are none to choose from."""
-    from alasso.bench.training import run as train
-
     found, diverged = _carried_out(configs, options, console)
     whole = [row for row in _grouped(found, names) if len(row["A_of_seeds"]) == len(set(seeds))]
     return {
@@ -106,7 +122,7 @@ def _searched(
         "tried": sorted(whole, key=lambda row: -row["A"]),
         "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
         "seeds": list(seeds),
-        "environment": results.environment(str(train.torch_device(options.device))),
+        "environment": results.environment(str(torch_device(options.device))),
         **({"diverged": diverged} if diverged else {}),
     }
 
@@ -140,13 +156,32 @@ def _all_values(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
 
 
 def _carried_out(
-    configs: Sequence[RunConfig], options: runs.Options, console: Console
+    configs: Sequence[RunConfig], options: sweep.Options, console: Console
 ) -> tuple[list[Result], str | None]:
-    """What the runs found, and which of them diverged: with such settings a search goes on without them."""
+    """What the runs found, and which of them diverged; a search leaves those settings out."""
     try:
-        return runs.carry_out(configs, options, console), None
-    except runs.SomeDiverged as error:
+        return sweep.carry_out(configs, options, console), None
+    except sweep.SomeDiverged as error:
         return error.finished, error.which
+
+
+def chosen_settings(file: Path, benchmark: str) -> dict[str, dict[str, Any]]:
+    """Reads what a search chose.
+
+    Args:
+        file: The outcome of :func:`search`.
+        benchmark: The benchmark that it must be of.
+
+    Returns:
+        Settings by method.
+
+    Raises:
+        AlassoError: There is no such file, or it is not the outcome of a search on this benchmark.
+    """
+    if not file.exists():
+        raise AlassoError(f"there is no file {file}; alasso search {benchmark} --file {file} writes one")
+    chosen: dict[str, dict[str, Any]] = _read(file, benchmark)["chosen"]
+    return chosen
 
 
 def chosen_line(outcome: dict[str, Any], method: str) -> str:
@@ -206,4 +241,4 @@ def _read(file: Path, benchmark: str) -> dict[str, Any]:
             return outcome
     except (ValueError, KeyError, TypeError):
         pass
-    raise AlassoError(f"{file} is not the outcome of a search on {benchmark}; name another file with --file")
+    raise AlassoError(f"{file} is not the outcome of a search on {benchmark}")

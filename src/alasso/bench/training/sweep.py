@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -16,28 +16,27 @@ from rich.console import Console
 from alasso.bench import results
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
 from alasso.bench.data.version import refuse_changed_images
-from alasso.bench.io import refuse_those_of_others
-from alasso.bench.labels import label, labels, shorter_runs, varying_settings
+from alasso.bench.io import check_writable, refuse_those_of_others
+from alasso.bench.labels import count_of, label, varying_settings
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
-from alasso.bench.training import diverged as divergence
-from alasso.bench.training.diverged import Divergence
+from alasso.bench.training import checkpoint
 from alasso.bench.training.progress import (
     Bars,
     CsvLog,
-    LanesDiverged,
     Observer,
     PlainLines,
-    Quiet,
     Several,
     Stopped,
     TensorBoardLog,
     stop_on_request,
 )
-from alasso.bench.training.waypoints import Waypoint, carriers, on_the_way
+from alasso.bench.training.run import RunDiverged, run, torch_device
 from alasso.errors import AlassoError, DivergedError
 
 __all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations"]
+
+MOST_NAMED = 4  # differing fields that a line spells out
 
 
 @dataclass(frozen=True)
@@ -52,73 +51,7 @@ class Options:
     quiet: bool = False
     logs: tuple[str, ...] = ()
     checkpoint_every: float = 30.0
-    lanes: int | None = None  # runs trained as one stack, at most; None: as many as the device takes
     to_run_again: str = "run again with --restart"  # what to do about a run that is finished
-
-
-def combinations(
-    benchmark: str, methods: Sequence[str], seeds: Sequence[int], fields: Mapping[str, Any], settings: Mapping[str, Any]
-) -> list[RunConfig]:
-    """One config for every method, value of a setting (a list of them) and seed.
-
-    A setting that some of the methods have and others have not is set where it is known; one that none has is refused.
-    """
-    for method in methods:
-        known(method, METHODS, "method")
-    somewhere = {name for m in methods if m in METHODS for name in METHODS[m].settings} | set(RunConfig.field_names())
-    if "seed" in settings:
-        raise AlassoError("seed is no setting to vary: name the seeds by --seed, or seed = [0, 1] in a file")
-    for name in settings:
-        if name not in somewhere or name in NOT_CHANGES:
-            allowed = sorted(somewhere - set(NOT_CHANGES))
-            who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
-            raise AlassoError(f"{who} setting {name!r}{other_setting(name, allowed)}")
-    configs = []
-    for method in methods:
-        own = {
-            name: values
-            for name, values in settings.items()
-            if method not in METHODS or name in METHODS[method].settings or name in RunConfig.field_names()
-        }
-        for values in itertools.product(*own.values()):
-            for seed in seeds:
-                changes = {**fields, **dict(zip(own, values, strict=True)), "seed": seed}
-                configs.append(RunConfig.for_benchmark(benchmark, method, **changes))
-    return list({config.name: config for config in configs}.values())
-
-
-def carry_out(
-    configs: Sequence[RunConfig],
-    options: Options,
-    console: Console,
-    reference: Callable[[RunConfig], Result | None] = lambda config: None,
-) -> list[Result]:
-    """Run what is not finished yet, in order, with one overall progress; shorter runs on the way of longer ones."""
-    check_folder(configs, options)
-    paths = {config.name: results.result_path(config, options.out) for config in configs}
-    done = {config.name: read_back(paths[config.name]) for config in configs if is_done(config, options)}
-    refuse_those_of_other_images(configs, options)
-    varying = varying_settings(configs)
-    left = [config for config in configs if config.name not in done]
-    shorter = on_the_way(left)
-    if not options.quiet:
-        for config in configs:
-            if config.name in done:
-                said = f"{label(config, varying)}: already done, {paths[config.name].name} ({options.to_run_again})"
-                console.print(said, style="dim")
-        if shorter:
-            console.print(shorter_runs(shorter, left), style="dim", highlight=False, soft_wrap=True)
-    with ExitStack() as stack:
-        bars = None
-        if console.is_terminal and not options.quiet:
-            bars = Bars(console, len(configs))
-            stack.enter_context(bars.bars)
-        sweep = _Sweep(options, console, bars, varying, reference, done)
-        sweep.carry_out(left, shorter, [config for config in configs if config.name not in carriers(configs)])
-    if sweep.lost:
-        which = " | ".join(f"{'; '.join(names)}: {why}" for why, names in sweep.lost.items())
-        raise SomeDiverged(which, [done[config.name] for config in configs if config.name in done])
-    return [done[config.name] for config in configs]
 
 
 class SomeDiverged(DivergedError):
@@ -129,101 +62,137 @@ class SomeDiverged(DivergedError):
         self.which, self.finished = which, finished
 
 
-@dataclass
-class _Sweep:
-    """Runs that wait in stacks, and what became of those that were trained."""
+def combinations(
+    benchmark: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    fields: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    chosen: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[RunConfig]:
+    """Makes one config for every method, value of a setting and seed.
 
-    options: Options
-    console: Console
-    bars: Bars | None
-    varying: Sequence[str]
-    reference: Callable[[RunConfig], Result | None]
-    done: dict[str, Result]
-    lost: dict[str, list[str]] = field(default_factory=dict)  # which runs diverged, by why
-    waiting: deque[tuple[list[RunConfig], bool]] = field(default_factory=deque)  # and whether to go on from checkpoints
-    waypoints: dict[str, list[Waypoint]] = field(default_factory=dict)  # by name of the run that passes them
+    Args:
+        benchmark: Name of the benchmark.
+        methods: Names of the methods.
+        seeds: Seeds.
+        fields: Fields of all runs.
+        settings: Lists of values, by name of a setting or field; set where a method knows it.
+        chosen: By method, settings in place of the benchmark's own: what a search found.
 
-    def carry_out(
-        self, configs: Sequence[RunConfig], shorter: Mapping[str, Sequence[RunConfig]], of: Sequence[RunConfig]
-    ) -> None:
-        """Train all but those that are on the way of others; ``of``: what they are left of."""
-        self.waypoints = {name: [Waypoint(c, self.reference(c)) for c in passed] for name, passed in shorter.items()}
-        passed_through = {config.name for passed in shorter.values() for config in passed}
-        self.line_up([config for config in configs if config.name not in passed_through], of)
-        with stop_on_request() as stop_requested:
-            while self.waiting:
-                if stop_requested():  # in the last moments of a run
-                    raise Stopped("the end of a run")
-                self.train_or_go_on_without_some(*self.waiting.popleft())
+    Returns:
+        The configs, each once.
 
-    def train_or_go_on_without_some(self, group: Sequence[RunConfig], resume: bool) -> None:
-        """Where runs of a stack diverge, the others wait for their turn again, to be gone on with where they stand."""
-        before = {config.name: self.written(config) for config in group}
-        try:
-            self.train(group, resume)
-        except LanesDiverged as error:
-            finished = [config for config in group if self.written(config) != before[config.name]]
-            self.take_in([results.read(results.result_path(config, self.options.out)) for config in finished])
-            for note in error.lost:
-                self.give_up(note, group)
-            gone = [*finished, *(note.config for note in error.lost)]
-            if left := [config for config in group if config not in gone]:
-                self.waiting.appendleft((left, True))
+    Raises:
+        AlassoError: No method has one of the settings, or a value does not fit.
+    """
+    for method in methods:
+        known(method, METHODS, "method")
+    somewhere = {name for method in methods for name in METHODS[method].settings} | set(RunConfig.field_names())
+    if "seed" in settings:
+        raise AlassoError("seed is no setting to vary: name the seeds by --seed, or seed = [0, 1] in a file")
+    for name in settings:
+        if name not in somewhere or name in NOT_CHANGES:
+            allowed = sorted(somewhere - set(NOT_CHANGES))
+            who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
+            raise AlassoError(f"{who} setting {name!r}{other_setting(name, allowed)}")
+    configs = []
+    for method in methods:
+        taken = {*METHODS[method].settings, *RunConfig.field_names()}
+        own = {name: values for name, values in settings.items() if name in taken}
+        for values in itertools.product(*own.values()):
+            changes = {**chosen.get(method, {}), **fields, **dict(zip(own, values, strict=True))}
+            configs += [RunConfig.for_benchmark(benchmark, method, **changes, seed=seed) for seed in seeds]
+    return list({config.name: config for config in configs}.values())
 
-    def line_up(self, configs: Sequence[RunConfig], of: Sequence[RunConfig] = ()) -> None:
-        if configs:
-            self.waiting.extend((group, self.options.resume) for group in stacks(configs, self.options, of))
 
-    def train(self, group: Sequence[RunConfig], resume: bool) -> None:
-        name = labels(group, self.varying)
-        if self.bars:
-            self.bars.start_run(name, len(self.done))
-        passed = [self.waypoints.get(config.name, []) for config in group]
-        against = [self.reference(config) for config in group]
-        how = replace(self.options, resume=resume)
-        found = _carry_out_together(group, name, how, self.console, self.bars, against, passed)
-        self.take_in(found)
+def carry_out(
+    configs: Sequence[RunConfig],
+    options: Options,
+    console: Console,
+    reference: Callable[[RunConfig], Result | None] = lambda config: None,
+) -> list[Result]:
+    """Trains what is not finished yet, one run after another.
 
-    def take_in(self, found: Sequence[Result]) -> None:
-        self.note_done(found)
-        for result in found:
-            # What an old checkpoint lies beyond, which does not hold the time, is run by itself.
-            self.line_up(self.take_in_waypoints(result.config))
+    Args:
+        configs: The runs.
+        options: Where and how.
+        console: Shows progress.
+        reference: The single-task run to measure a run's intransigence against.
 
-    def note_done(self, found: Sequence[Result]) -> None:
-        self.done |= {result.name: result for result in found}
-        for result in found:  # which may have diverged at another time
-            divergence.note_path(result.config, self.options.out).unlink(missing_ok=True)
+    Returns:
+        The results, in the order of ``configs``.
 
-    def written(self, config: RunConfig) -> int | None:
-        """When its result was, if there is one."""
-        path = results.result_path(config, self.options.out)
-        return path.stat().st_mtime_ns if path.exists() else None
+    Raises:
+        SomeDiverged: Some runs diverged; the others are finished.
+        Stopped: The user pressed Ctrl-C; all is saved.
+    """
+    check_folder(configs, options)
+    done = {c.name: read_back(results.result_path(c, options.out)) for c in configs if is_done(c, options)}
+    refuse_those_of_other_images(configs, options)
+    varying, lost = varying_settings(configs), dict[str, list[str]]()
+    with ExitStack() as stack:
+        stop_requested = stack.enter_context(stop_on_request())
+        bars = Bars(console, len(configs)) if console.is_terminal and not options.quiet else None
+        if bars:
+            stack.enter_context(bars.bars)
+        for config in configs:
+            name = label(config, varying)
+            if config.name in done:
+                if not options.quiet:
+                    file = results.result_path(config, options.out).name
+                    console.print(f"{name}: already done, {file} ({options.to_run_again})", style="dim")
+                continue
+            if stop_requested():  # in the last moments of a run
+                raise Stopped("the end of a run")
+            if bars:
+                bars.start_run(name, len(done))
+            try:
+                done[config.name] = train(config, name, options, console, bars, reference(config))
+            except RunDiverged as error:
+                lost.setdefault(error.note.why, []).append(name)
+                results.checkpoint_path(config, options.out).unlink(missing_ok=True)  # it leads nowhere
+                results.write_note(error.note, results.environment(str(torch_device(options.device))), options.out)
+    finished = [done[config.name] for config in configs if config.name in done]
+    if lost:
+        raise SomeDiverged(" | ".join(f"{'; '.join(names)}: {why}" for why, names in lost.items()), finished)
+    return finished
 
-    def give_up(self, note: Divergence, group: Sequence[RunConfig]) -> None:
-        """A run of a stack that diverged, and the shorter ones that it did not reach."""
-        from alasso.bench.training.run import torch_device
 
-        results.checkpoint_path(note.config, self.options.out).unlink(missing_ok=True)  # it leads nowhere
-        missed = self.take_in_waypoints(note.config)
-        not_reached = [config for config in missed if note.task <= (config.tasks or note.task)]
-        beside = {"lanes": len(group), "stack": [config.name for config in group]}
-        environment = {**results.environment(str(torch_device(self.options.device))), **beside}
-        for config in (note.config, *not_reached):
-            divergence.write(replace(note, config=config), environment, self.options.out)
-            self.lost.setdefault(note.why, []).append(label(config, self.varying))
-        self.line_up([config for config in missed if config not in not_reached])  # as in take_in
+def train(
+    config: RunConfig, name: str, options: Options, console: Console, bars: Bars | None, reference: Result | None
+) -> Result:
+    """Trains one run, shows its progress and writes its logs."""
+    with ExitStack() as logs:
+        observers: list[Observer] = [bars] if bars else []
+        if not bars and not options.quiet:
+            observers.append(PlainLines(partial(console.print, highlight=False, soft_wrap=True), name))
+        if "csv" in options.logs:
+            observers.append(log := CsvLog(options.out / f"{config.name}.csv"))
+            logs.callback(log.close)
+        if "tensorboard" in options.logs:
+            observers.append(board := TensorBoardLog(options.out / "tensorboard" / config.name))
+            logs.callback(board.close)
+        result = run(
+            config,
+            out=options.out,
+            data_dir=options.data_dir,
+            device=options.device,
+            resume=options.resume,
+            reference=reference,
+            observer=Several(observers),
+            checkpoint_every=options.checkpoint_every,
+        )
+    results.note_path(config, options.out).unlink(missing_ok=True)  # it may have diverged at another time
+    return result
 
-    def take_in_waypoints(self, config: RunConfig) -> list[RunConfig]:
-        """Results that were written on the way of a run; returns the shorter runs that have none."""
-        waypoints = self.waypoints.get(config.name, [])
-        self.note_done([waypoint.result for waypoint in waypoints if waypoint.result])
-        return [waypoint.config for waypoint in waypoints if not waypoint.result]
+
+# -- what the folder holds already --------------------------------------------------------------------------------
 
 
 def is_done(config: RunConfig, options: Options) -> bool:
-    """Whether there is a result that stands in place of the run."""
-    begun, finished = (options.out / f"{config.name}.{kind}" for kind in ("checkpoint", "json"))
+    """Whether the folder holds the run's result."""
+    begun, finished = results.checkpoint_path(config, options.out), results.result_path(config, options.out)
     if options.restart or not finished.exists():
         return False
     # A checkpoint that is older than the result is of a run that was killed in its very last moment; a newer one is of
@@ -231,118 +200,81 @@ def is_done(config: RunConfig, options: Options) -> bool:
     return not (options.resume and begun.exists() and begun.stat().st_mtime_ns > finished.stat().st_mtime_ns)
 
 
-def stands_for(config: RunConfig, options: Options) -> Path | None:
-    """The result that stands in place of the run, or the checkpoint that it goes on from; None where it starts anew."""
-    if is_done(config, options):
-        return results.result_path(config, options.out)
-    begun = results.checkpoint_path(config, options.out)
-    return begun if options.resume and begun.exists() else None
-
-
 def refuse_those_of_other_images(configs: Sequence[RunConfig], options: Options) -> None:
-    """Before anything is run: nothing stands for a run on images that it was not made on."""
-    files = [(config, file) for config in configs if (file := stands_for(config, options))]
+    """Refuses results and checkpoints of runs on other images than those in the folder now."""
+    files = []
+    for config in configs:
+        begun = results.checkpoint_path(config, options.out)
+        if is_done(config, options):
+            files.append((config, results.result_path(config, options.out)))
+        elif options.resume and begun.exists():
+            files.append((config, begun))
     refuse_changed_images(files, "run again with --restart, or into another --out")
 
 
 def read_back(path: Path) -> Result:
-    """A result that stands in place of a run; one that cannot be read stands in its way."""
+    """A finished run's result; says what to do about one that cannot be read."""
     try:
         return results.read(path)
     except AlassoError as error:
         raise AlassoError(f"{error}; delete it, or run it again with --restart") from error
 
 
-def stacks(configs: Sequence[RunConfig], options: Options, of: Sequence[RunConfig] = ()) -> list[list[RunConfig]]:
-    """Which runs are trained together: those that were begun together, those that would be if all ``of`` which they are
-    left were still to be trained, and others as they come.
-    """
-    from alasso.bench.stacking import lanes
-    from alasso.bench.training import run as train
-
-    most = options.lanes or lanes.most_on(train.torch_device(options.device))
-    left = {config.name: config for config in configs}
-    groups: list[list[RunConfig]] = []
-    begun = begun_together(configs, options, most) if options.resume else []
-    for group in [*begun, *lanes.grouped(of, most)]:
-        if all(config.name in left for config in group):
-            groups.append([left.pop(config.name) for config in group])
-    return groups + lanes.grouped(list(left.values()), most)
-
-
-def begun_together(configs: Sequence[RunConfig], options: Options, most: int) -> list[list[RunConfig]]:
-    """Stacks of which all runs that did not leave it are still to be finished, by what their checkpoints say."""
-    from alasso.bench.training.checkpoint import stack_in
-
-    by_name = {config.name: config for config in configs}
-    said = {stack_in(results.checkpoint_path(config, options.out)): None for config in configs}  # in their order
-    found: list[list[RunConfig]] = []
-    for names in said:
-        if 1 < len(names) <= most and set(names) <= set(by_name):
-            found.append([by_name.pop(name) for name in names])  # none goes with two
-    return found
-
-
-def _carry_out_together(
-    configs: Sequence[RunConfig],
-    name: str,
-    options: Options,
-    console: Console,
-    bars: Bars | None,
-    references: Sequence[Result | None],
-    waypoints: Sequence[Sequence[Waypoint]],
-) -> list[Result]:
-    from alasso.bench.training import run as train
-
-    with ExitStack() as stack:
-        watching: list[Observer] = []
-        for config in configs:
-            observers: list[Observer] = []
-            if config is configs[0]:  # one line, or bar, for all that go together
-                if bars:
-                    observers.append(bars)
-                elif not options.quiet:
-                    say = partial(console.print, highlight=False, soft_wrap=True)
-                    observers.append(PlainLines(say, name))
-            observers += _logs(config, options, stack)
-            watching.append(Several(observers) if observers else Quiet())
-        return train.run_together(
-            configs,
-            out=options.out,
-            data_dir=options.data_dir,
-            device=options.device,
-            resume=options.resume,
-            references=references,
-            observers=watching,
-            checkpoint_every=options.checkpoint_every,
-            waypoints=waypoints,
-        )
-
-
-def _logs(config: RunConfig, options: Options, stack: ExitStack) -> list[Observer]:
-    logs: list[Observer] = []
-    if "csv" in options.logs:
-        log = CsvLog(options.out / f"{config.name}.csv")
-        stack.callback(log.close)
-        logs.append(log)
-    if "tensorboard" in options.logs:
-        board = TensorBoardLog(options.out / "tensorboard" / config.name)
-        stack.callback(board.close)
-        logs.append(board)
-    return logs
-
-
 def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
-    """Before anything is run: the folder takes files, and no unfinished run is thrown away unasked."""
-    from alasso.bench.io import check_writable
-
+    """Refuses a folder that takes no files, and, unless asked to, to throw away an unfinished run."""
     check_writable(options.out)
     refuse_those_of_others(options.out, [config.name for config in configs])
     if options.resume or options.restart:
         return
     for config in configs:
-        begun, finished = (options.out / f"{config.name}.{kind}" for kind in ("checkpoint", "json"))
+        begun, finished = results.checkpoint_path(config, options.out), results.result_path(config, options.out)
         if begun.exists() and not finished.exists():
             raise AlassoError(
                 f"{label(config)} was begun and not finished; go on with --resume, or start over with --restart"
             )
+
+
+def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
+    """Checks, before runs resume, that there is something to resume.
+
+    A checkpoint belongs to its whole config: with a setting changed it is another run's.
+
+    Args:
+        configs: The runs.
+        out: Folder of checkpoints and results.
+
+    Returns:
+        A line on runs that start anew; None if there is nothing to say.
+
+    Raises:
+        AlassoError: The folder holds none of the runs with any seed, but an unfinished one of the same method with
+            other settings.
+    """
+    paths = (results.checkpoint_path, results.result_path)
+    new = [config for config in configs if not any(path(config, out).exists() for path in paths)]
+    asked = {config.name for config in configs}
+    begun = [other for other in unfinished({(c.benchmark, c.method) for c in new}, out) if other.name not in asked]
+    pairs = [(c, other) for c in new for other in begun if (c.benchmark, c.method) == (other.benchmark, other.method)]
+    if not pairs:
+        return f"nothing to resume in {out}; starting" if len(new) == len(configs) else None
+    config, other = min(pairs, key=lambda pair: (len(pair[0].unlike(pair[1])), pair[1].name))
+    named = [f"{name}={theirs}, not {ours}" for name, (ours, theirs) in config.unlike(other).items()]
+    if len(named) > MOST_NAMED:
+        named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} other settings"]
+    said = f"of {config.method} one was begun there with {'; '.join(named)}"
+    known_here = any(True for c in configs for _ in out.glob(f"{c.name.rpartition('_')[0]}_s*"))  # with another seed
+    if len(new) == len(configs) and not known_here:
+        what = label(config) if len(configs) == 1 else f"any of these {len(configs)} runs"
+        raise AlassoError(
+            f"there is nothing to resume in {out} for {what}; {said}: "
+            "give its settings to go on with it, or leave out --resume to start anew"
+        )
+    what = f"{label(config)} has" if len(new) == 1 else f"{len(new)} of {count_of(len(configs), 'run')} have"
+    return f"{what} nothing to resume in {out} and will start anew; {said}"
+
+
+def unfinished(kinds: Iterable[tuple[str, str]], out: Path) -> list[RunConfig]:
+    """Configs of checkpoints without a result, of some (benchmark, method)."""
+    paths = [path for benchmark, method in kinds for path in sorted(out.glob(f"{benchmark}_{method}_*.checkpoint"))]
+    found = [checkpoint.config_in(path) for path in paths if not path.with_suffix(".json").exists()]
+    return [config for config in found if config is not None]

@@ -1,1 +1,0 @@
-"""Runs trained as lanes of one network."""

@@ -1,0 +1,268 @@
+"""Fetching from a site on the loopback, and unpacking what may be hostile."""
+
+import errno
+import gzip
+import io
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from alasso.bench import data
+from alasso.bench.data import download
+from alasso.errors import AlassoError
+
+from data_helpers import (
+    IDX_FILES,
+    RANDOM,
+    cifar100_archive,
+    files_below,
+    flip_a_byte,
+    lay_out_cifar100,
+    lay_out_mnist,
+    offer,
+    offer_archive,
+    serve_mnist,
+    tar_gz,
+    tiny_members,
+)
+
+NOWHERE = "http://127.0.0.1:1/"
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_fetch_and_load(site, tmp_path, monkeypatch, capsys):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+    place = data.fetch("mnist", tmp_path)
+    assert place == data.where("mnist", tmp_path)
+    assert files_below(tmp_path) == sorted(f"MNIST/raw/{name}.gz" for name in IDX_FILES)
+    assert len(data.load("mnist", tmp_path).train_images) == 20
+    assert len(site.asked) == 4
+    data.fetch("mnist", tmp_path)
+    assert len(site.asked) == 4, "good files are not downloaded again"
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_fetch_replaces_only_what_is_damaged(site, tmp_path, monkeypatch):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+    place = lay_out_mnist(tmp_path, packed=False)
+    flip_a_byte(place / "train-images")
+    data.fetch("mnist", tmp_path, progress=False)
+    assert site.asked == ["/good/train-images.gz"]
+    assert files_below(place) == ["test-images", "test-labels", "train-images.gz", "train-labels"]
+    data.load("mnist", tmp_path)
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_fetch_goes_on_to_a_mirror(site, tmp_path, monkeypatch):
+    for name in IDX_FILES:
+        site.pages[f"/changed/{name}.gz"] = gzip.compress(b"something else")
+    offer(monkeypatch, "mnist", NOWHERE, site.address + "absent/", site.address + "changed/", serve_mnist(site))
+    data.fetch("mnist", tmp_path, progress=False)
+    data.load("mnist", tmp_path)
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_fetch_accepts_content_unwrapped_on_the_way(site, tmp_path, monkeypatch):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+    site.pages["/good/train-images.gz"] = IDX_FILES["train-images"]
+    data.fetch("mnist", tmp_path, progress=False)
+    assert IDX_FILES["train-images"].endswith(data.load("mnist", tmp_path).train_images.tobytes())
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_fetch_refuses_wrong_content(site, tmp_path, monkeypatch):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+    site.pages["/good/train-labels.gz"] = gzip.compress(b"something else")
+    with pytest.raises(AlassoError, match=r"/good/train-labels\.gz: other content than published"):
+        data.fetch("mnist", tmp_path, progress=False)
+    assert files_below(tmp_path) == ["MNIST/raw/train-images.gz"]
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_a_broken_transfer_is_tried_again(site, tmp_path, monkeypatch):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+    site.break_after["/good/train-images.gz"] = 100
+    data.fetch("mnist", tmp_path, progress=False)
+    data.load("mnist", tmp_path)
+    assert site.asked[:2] == ["/good/train-images.gz"] * 2
+
+
+@pytest.mark.usefixtures("small_mnist", "site")
+def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
+    offer(monkeypatch, "mnist", NOWHERE, f"{NOWHERE}mirror/")
+    with pytest.raises(AlassoError) as caught:
+        data.fetch("mnist", tmp_path / "made")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "mnist could not be downloaded:"
+    assert lines[1].startswith(f"  {NOWHERE}train-images.gz: no connection") and "mirror" in lines[2]
+    packed = ", ".join(f"{name}.gz" for name in IDX_FILES)
+    assert lines[3] == f"Without a network, put {packed} into {tmp_path / 'made' / 'MNIST' / 'raw'}."
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_mnist")
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOSPC, "the disk is full; free some space"), (errno.EACCES, "no permission to write there")],
+)
+def test_a_disk_that_refuses_is_one_line(site, tmp_path, monkeypatch, number, said):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+
+    def refuse(*_):
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr("pooch.HTTPDownloader.__call__", refuse)
+    with pytest.raises(AlassoError, match=said) as caught:
+        data.fetch("mnist", tmp_path)
+    assert "\n" not in str(caught.value) and files_below(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_cifar100")
+def test_fetch_archive(site, tmp_path, monkeypatch):
+    packed = cifar100_archive()
+    site.pages = {"/bad/a.tar.gz": packed[:-1], "/good/a.tar.gz": packed}
+    offer_archive(monkeypatch, "cifar100", packed, site.address + "bad/a.tar.gz", site.address + "good/a.tar.gz")
+    data.fetch("cifar100", tmp_path, progress=False)
+    assert data.load("cifar100", tmp_path).edition == "official"
+    assert files_below(tmp_path) == ["cifar-100-binary/test.bin", "cifar-100-binary/train.bin"]
+    data.fetch("cifar100", tmp_path, progress=False)
+    assert site.asked == ["/bad/a.tar.gz", "/good/a.tar.gz"]
+
+
+@pytest.mark.usefixtures("small_cifar100")
+def test_fetch_repairs_a_folder_and_leaves_other_files_be(site, tmp_path, monkeypatch):
+    packed = cifar100_archive()
+    site.pages["/good.tar.gz"] = packed
+    offer_archive(monkeypatch, "cifar100", packed, site.address + "good.tar.gz")
+    place = lay_out_cifar100(tmp_path, "official", "re-split")
+    (place / "mine.txt").write_text("keep")
+    data.fetch("cifar100", tmp_path, progress=False)
+    assert data.load("cifar100", tmp_path).edition == "official"
+    assert (place / "mine.txt").read_text() == "keep"
+
+
+@pytest.mark.usefixtures("small_cifar100", "site")
+def test_an_archive_laid_by_hand(tmp_path, monkeypatch):
+    packed = cifar100_archive()
+    offer_archive(monkeypatch, "cifar100", packed, f"{NOWHERE}cifar-100-binary.tar.gz")
+    by_hand = tmp_path / "cifar-100-binary.tar.gz"
+    by_hand.write_bytes(packed[:-1])
+    with pytest.raises(AlassoError) as caught:
+        data.fetch("cifar100", tmp_path, progress=False)
+    message = str(caught.value)
+    assert f"{by_hand}: other content than published" in message
+    assert f"put {by_hand.name} into {tmp_path} and run `alasso data fetch cifar100` again" in message
+    by_hand.write_bytes(packed)
+    data.fetch("cifar100", tmp_path, progress=False)
+    assert data.load("cifar100", tmp_path).edition == "official"
+    assert by_hand.exists()
+
+
+@pytest.mark.usefixtures("small_tiny")
+def test_tiny_imagenet_fetched_is_vouched_for(site, tmp_path, monkeypatch):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as opened:
+        for name, content in tiny_members().items():
+            opened.writestr(name, content)
+    site.pages["/tiny.zip"] = stream.getvalue()
+    offer_archive(monkeypatch, "tiny-imagenet", stream.getvalue(), site.address + "tiny.zip")
+    place = data.fetch("tiny-imagenet", tmp_path, progress=False)
+    images = data.load("tiny-imagenet", tmp_path)
+    assert images.edition == data.check("tiny-imagenet", tmp_path)[-1].edition == "official"
+    (place / "train/n01/images/n01_0.JPEG").write_bytes(tiny_members()["tiny-imagenet-200/val/images/val_0.JPEG"])
+    assert data.check("tiny-imagenet", tmp_path)[-1].status == "wrong"
+    for cached in tmp_path.glob("*.npy"):
+        cached.unlink()
+    with pytest.raises(AlassoError, match="tiny-imagenet-200 has changed: expected sha256"):
+        data.load("tiny-imagenet", tmp_path)
+
+
+@pytest.fixture
+def inside(tmp_path):
+    """Where to unpack; what lands beside it has left it."""
+    return tmp_path / "outside" / "inside"
+
+
+@pytest.mark.parametrize("name", ["../out", "data/../../out", "/alasso-out", "..\\out", "C:\\out"])
+@pytest.mark.parametrize("form", ["tar.gz", "zip"])
+def test_nothing_leaves_the_folder(tmp_path, inside, name, form):
+    archive = tmp_path / f"evil.{form}"
+    if form == "zip":
+        with zipfile.ZipFile(archive, "w") as opened:
+            opened.writestr("data/fine", b"fine")
+            opened.writestr(name, b"evil")
+    else:
+        archive.write_bytes(tar_gz({"data/fine": b"fine", name: b"evil"}))
+    try:
+        download.unpack(archive, "data", inside)
+    except AlassoError as error:
+        assert "is a damaged or unsafe archive" in str(error)
+    left = [name for name in files_below(tmp_path) if not name.startswith("outside/inside/")]
+    assert left == [archive.name] and not Path("/alasso-out").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_links_out_and_devices_are_refused(tmp_path, inside, kind):
+    archive = tmp_path / "evil.tar.gz"
+    with tarfile.open(archive, "w:gz") as opened:
+        info = tarfile.TarInfo("data/odd")
+        info.type, info.linkname = kind, "/etc/passwd"
+        opened.addfile(info)
+    with pytest.raises(AlassoError, match="unsafe archive"):
+        download.unpack(archive, "data", inside)
+    assert files_below(tmp_path) == [archive.name]
+
+
+def test_a_link_in_a_zip_is_not_followed(tmp_path, inside):
+    info = zipfile.ZipInfo("data/odd")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as opened:
+        opened.writestr(info, "/etc/passwd")
+    unpacked = download.unpack(tmp_path / "evil.zip", "data", inside)
+    assert not (unpacked / "odd").is_symlink()
+
+
+@pytest.mark.parametrize("form", ["tar.gz", "zip"])
+@pytest.mark.parametrize(("limit", "most"), [("MAX_BYTES", 5000), ("MAX_MEMBERS", 1)])
+def test_bombs_are_refused(tmp_path, inside, form, limit, most, monkeypatch):
+    archive = tmp_path / f"bomb.{form}"
+    if form == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+            opened.writestr("data/a", bytes(3000))
+            opened.writestr("data/b", bytes(3000))
+    else:
+        archive.write_bytes(tar_gz({"data/a": bytes(3000), "data/b": bytes(3000)}))
+    monkeypatch.setattr(download, limit, most)
+    with pytest.raises(AlassoError, match="holds 2 files of 6000 bytes, more than any data set"):
+        download.unpack(archive, "data", inside)
+    assert not inside.exists()
+
+
+@pytest.mark.parametrize("name", ["cut.tar.gz", "cut.zip"])
+def test_a_damaged_or_foreign_archive_is_named(tmp_path, inside, name):
+    archive = tmp_path / name
+    archive.write_bytes(tar_gz({"data/a": RANDOM.bytes(3000)})[:1000])
+    with pytest.raises(AlassoError, match=f"{name} is a damaged or unsafe archive"):
+        download.unpack(archive, "data", inside)
+    other = tmp_path / "other.tar.gz"
+    other.write_bytes(tar_gz({"else/a": b"a"}))
+    with pytest.raises(AlassoError, match=r"other\.tar\.gz does not hold the folder data"):
+        download.unpack(other, "data", inside)
+
+
+def test_the_progress_bar_speaks_poochs_language():
+    from rich.progress import Progress
+
+    with Progress(disable=True) as progress:
+        bar = download._Bar(progress, "train-images.gz")
+        bar.total = 100
+        bar.update(30)
+        assert (progress.tasks[0].total, progress.tasks[0].completed) == (100, 30)
+        bar.reset()
+        bar.update(100)
+        bar.close()
+        assert progress.finished

@@ -1,0 +1,230 @@
+"""Claims are read, judged and put in words; the paper's verdicts on the committed results are those of the table.
+
+After a wanted change write the table anew: python tests/bench/reproduce/test_claims.py.
+"""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from alasso import AlassoError
+from alasso.bench.reproduce import claims
+from alasso.bench.reproduce.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_COMPUTABLE,
+    NOT_RUN,
+    VERDICTS,
+    WITHIN_NOISE,
+    Judged,
+    judge,
+    judge_all,
+    read_claims,
+    tally,
+)
+from alasso.bench.reproduce.evidence import Evidence
+from alasso.bench.reproduce.experiments import read_experiments
+from alasso.bench.reproduce.statistics import Finding
+from alasso.bench.results import Divergence
+
+from made_up import CLAIMS, claim, evidence, experiment, result, small_paper
+
+PAPER = Path(__file__).parents[3] / "paper"
+TABLE = Path(__file__).with_name("verdicts.txt")
+
+
+@pytest.mark.parametrize(
+    ("finals", "bar", "verdict"),
+    [
+        ([0.6], {"at_least": 0.55}, HOLDS),
+        ([0.6], {"at_least": 0.65}, DOES_NOT_HOLD),
+        ([0.6], {"at_least": 0.5, "at_most": 0.55}, DOES_NOT_HOLD),
+        ([0.59, 0.61], {"at_least": 0.55}, HOLDS),  # standard error 0.01
+        ([0.59, 0.61], {"at_least": 0.595}, WITHIN_NOISE),  # met, by less than the error
+        ([0.59, 0.61], {"at_least": 0.605}, WITHIN_NOISE),  # missed, by less than the error
+        ([0.59, 0.61], {"at_most": 0.58}, DOES_NOT_HOLD),
+        ([0.5], {"at_least": 0.5}, HOLDS),  # a number is met by equals
+        ([0.0], {"at_least": 0.0}, DOES_NOT_HOLD),  # an order is not
+        ([0.0], {"at_least": 0.0, "at_most": 0.9}, HOLDS),
+        ([], {"at_least": 0.5}, NOT_RUN),
+    ],
+)
+def test_verdicts(finals, bar, verdict):
+    judged = judge(claim(**bar), evidence({"si": finals}))
+    assert judged.verdict == verdict
+    assert judged.missing == (["x/si"] if verdict == NOT_RUN else ())
+
+
+def test_a_standard_error_from_the_bar_is_not_within_noise():
+    found = Finding(0.75, 0.5, 4)  # standard error 0.25
+    assert claims.verdict_on(claim(at_least=0.5), found) == HOLDS
+    assert claims.verdict_on(claim(at_least=1.0), found) == DOES_NOT_HOLD
+    assert claims.verdict_on(claim(at_least=0.51), found) == WITHIN_NOISE
+
+
+@pytest.mark.parametrize(
+    ("bar", "said"),
+    [
+        ({"at_most": 1e-5}, "≤ 0.00001"),
+        ({"at_least": -5e-5, "at_most": 5e-5}, "−0.00005 to 0.00005"),
+        ({"at_least": 0.938, "at_most": 0.95}, "0.938 to 0.950"),
+        ({"at_least": 1}, "≥ 1"),
+        ({"at_least": 0.0}, "above 0"),
+    ],
+)
+def test_a_bar_is_written_with_all_its_digits(bar, said):
+    assert claim(**bar).bar() == said
+
+
+def test_runs_that_diverged():
+    """A claim waits for the seeds that are left; where none is left, no run will ever give a number."""
+    one = experiment()
+    gap = claim(how="difference", arguments={"of": "x/alasso", "less": "x/si"}, at_least=0.0)
+
+    def judged(finals, early):
+        found = [result(one.config(run, seed), final) for (run, seed), final in finals.items()]
+        notes = [Divergence(one.config(run, seed), task, "it grew") for (run, seed), task in early.items()]
+        return judge(gap, Evidence({"x": one}, found, notes=notes))
+
+    of_one_seed = judged({("alasso", 0): 0.8, ("si", 0): 0.5}, {("si", 1): 2})
+    assert of_one_seed.verdict == HOLDS and of_one_seed.diverged == "x/si diverged: seed 1 in task 2"
+    assert claims.shown_of(of_one_seed) == "0.300 (1) †"
+    assert judged({("alasso", 0): 0.8}, {("si", 1): 2}).verdict == NOT_RUN
+    hopeless = judged({("alasso", 0): 0.8}, {("si", 0): 3, ("si", 1): 2})
+    said = "x/si diverged: seed 0 in task 3, seed 1 in task 2"
+    assert (hopeless.verdict, hopeless.missing, hopeless.diverged) == (NOT_COMPUTABLE, (), said)
+    apart = {("alasso", 0): 0.8, ("si", 1): 0.5}
+    assert judged(apart, {("alasso", 1): 2}).verdict == NOT_RUN  # with seed 0 they may still be compared
+    assert judged(apart, {("alasso", 1): 2, ("si", 0): 3}).verdict == NOT_COMPUTABLE
+
+
+def test_in_words():
+    equal = evidence({run: [0.5, 0.5] for run in ("si", "alasso", "single-task")})
+    arguments = {"of": "x/alasso", "floor": "x/si", "ceiling": "x/single-task"}
+    share = judge(claim(how="recovered", arguments=arguments, at_least=0.2), equal)
+    assert (share.verdict, claims.shown_of(share)) == (NOT_COMPUTABLE, "–")
+    assert claims.not_computable_lines([share]) == ["not computable: it is (floor and ceiling are equal)"]
+
+    def one(verdict, counted=True):
+        return Judged(claim(counted=counted), verdict)
+
+    many = [one(HOLDS), one(HOLDS), one(DOES_NOT_HOLD), one(WITHIN_NOISE), one(DOES_NOT_HOLD, counted=False)]
+    said = "Of 4 claims: 2 hold, 1 within noise, 1 does not hold. In brackets, not counted: 1."
+    assert claims.tally_sentence(many) == said
+    assert claims.verdict_in_words(many[-1]) == "(does not hold)"
+    assert [claims.verdict_in_words(one, quick=True) for one in many[1:4]] == ["seen", "not seen", "within noise"]
+    missing = ["x/si", "x/ewc", "y/si"]
+    waiting = [Judged(claim(), NOT_RUN, missing=missing), Judged(claim(), NOT_RUN, apart=["x/alasso", "x/si"])]
+    assert claims.missing_lines(waiting, most=1) == [
+        "x/alasso and x/si have no seed in common",
+        "not run in x: si, …",
+        "not run in y: si",
+    ]
+    other_edition = judge(claim(at_least=0.5), evidence({"si": [0.6]}, data={"cifar100": "re-split"}))
+    assert list(claims.by_topic([other_edition])) == ["T (cifar100 re-split)"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"difference"', '"diffrence"'), "gap: there is no computation 'diffrence'; did you mean 'difference'?"),
+        (("less =", "minus ="), "gap: difference: missing a required argument: 'less'"),
+        (('less = "small/si"', 'less = "small/si"\nmaesure = "F"'), "'maesure'"),
+        (("small/si", "small/sii"), "gap: experiment small has no run 'sii'; did you mean 'si'?"),
+        (("small/si", "smal/si"), "did you mean 'small'?"),
+        (("at_least = -1.0", ""), "gap: a bar is missing"),
+        (('why = "anything is"', ""), "gap: missing 1 required positional argument: 'why'"),
+        (('id = "loss"', 'id = "gap"'), "two claims are called 'gap'"),
+        (("at_least = -1.0", 'at_least = "0.5"'), "gap: must be real number, not str"),
+        (("at_least = -1.0", "at_least = 2\nat_most = 1"), "no number is at least 2 and at most 1"),
+        (("paper = 0.1", "paper = "), "not valid TOML"),
+        ((CLAIMS, "[claim]\nid = 'x'"), "write [[claim]]"),
+    ],
+)
+def test_a_mistake_in_a_claim_is_found_before_anything_runs(tmp_path, change, message):
+    folder = small_paper(tmp_path)
+    (folder / "claims.toml").write_text(CLAIMS.replace(*change, 1))
+    with pytest.raises(AlassoError) as caught:
+        read_claims(folder, read_experiments(folder))
+    assert message in str(caught.value) and "claims.toml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_computation_that_cannot_be_made_names_the_claim():
+    for arguments in ({"of": "x/si", "others": []}, {"of": ["x/si"], "others": ["x/ewc"]}):
+        with pytest.raises(AlassoError, match=r"^c cannot be computed from "):
+            judge(claim(how="gap_to_best_other", arguments=arguments), evidence({"si": [0.5], "ewc": [0.5]}))
+
+
+# -- the paper's ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def papers():
+    """Every claim of the paper with its verdict on the committed results."""
+    experiments = read_experiments(PAPER)
+    found, untested = read_claims(PAPER, experiments)
+    assert untested and all(one.why for one in untested)
+    return judge_all(found, Evidence.of_folder(experiments, PAPER / "results"))
+
+
+def as_row(one):
+    """Claim, bar, verdict, mean, deviation, seeds."""
+    found = one.finding
+    numbers = [found.value, math.nan if found.deviation is None else found.deviation]
+    words = f"{one.claim.id:30} {one.claim.bar():14} {one.verdict:13}"
+    return " ".join([words, *(f"{number:12.9f}" for number in numbers), str(found.count)])
+
+
+def test_the_verdicts_are_those_of_the_table(papers):
+    assert [as_row(one) for one in papers] == TABLE.read_text(encoding="utf-8").splitlines()
+    assert tally(papers) == dict(zip(VERDICTS, (34, 9, 14, 0, 0), strict=True))
+    assert sum(not one.claim.counted for one in papers) == 7
+
+
+def test_verdicts_follow_from_the_lines_of_the_files_alone(papers):
+    """Means and differences of A and F, worked out from the files with plain arithmetic."""
+    experiments = read_experiments(PAPER)
+    texts = [path.read_text(encoding="utf-8") for path in (PAPER / "results").glob("*.jsonl")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+
+    def of(reference, measure):
+        name, _, run = reference.partition("/")
+        wanted = experiments[name].config(run).to_json() | {"seed": None}
+        own = {line["config"]["seed"]: line for line in lines if line["config"] | {"seed": None} == wanted}
+        return {seed: MEASURES[measure](line["accuracy"]) for seed, line in own.items()}
+
+    checked = 0
+    for one in papers:
+        arguments, measure = one.claim.arguments, one.claim.arguments.get("measure", "A")
+        if one.claim.how not in ("mean", "difference") or measure not in MEASURES:
+            continue
+        numbers = of(arguments["of"], measure)
+        if one.claim.how == "difference":
+            less = of(arguments["less"], measure)
+            numbers = {seed: numbers[seed] - less[seed] for seed in numbers.keys() & less.keys()}
+        value, seeds = sum(numbers.values()) / len(numbers), len(numbers)
+        assert (one.finding.value, one.finding.count) == (pytest.approx(value, abs=1e-12), seeds), one.claim.id
+        error = statistics.stdev(numbers.values()) / seeds**0.5 if seeds > 1 else 0.0
+        low, high = one.claim.at_least, one.claim.at_most
+        inside = low <= value <= high and not (low == value == 0 and high == math.inf)
+        near = min(abs(value - low), abs(value - high)) < error
+        assert one.verdict == (WITHIN_NOISE if near else HOLDS if inside else DOES_NOT_HOLD), one.claim.id
+        checked += 1
+    assert checked >= 20
+
+
+def forgotten(rows):
+    lost = [max(rows[t][j] for t in range(j, len(rows) - 1)) - rows[-1][j] for j in range(len(rows) - 1)]
+    return sum(lost) / len(lost)
+
+
+MEASURES = {"A": lambda rows: sum(rows[-1]) / len(rows), "F": forgotten}
+
+
+if __name__ == "__main__":
+    experiments = read_experiments(PAPER)
+    found = judge_all(read_claims(PAPER, experiments)[0], Evidence.of_folder(experiments, PAPER / "results"))
+    TABLE.write_text("".join(f"{as_row(one)}\n" for one in found), encoding="utf-8")

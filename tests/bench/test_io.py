@@ -1,0 +1,49 @@
+"""Files that are whole or not there, and locks that keep processes apart."""
+
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from alasso import AlassoError
+from alasso.bench import io as disk
+
+
+def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
+    held = "import sys, time; from pathlib import Path; from alasso.bench.io import taken\n"
+    held += "with taken(Path(sys.argv[1]), ['x']): print('held', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(AlassoError, match="another process"), disk.taken(tmp_path, ["x"]):
+            pass
+        process.kill()
+    assert (tmp_path / ".x.lock").exists()
+    with disk.taken(tmp_path, ["x"]):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(disk.FileLock, "acquire", refuse)
+    with disk.taken(tmp_path, ["x"]):
+        assert not disk.is_anothers(tmp_path)  # which cannot be known, and is not assumed
+        with disk.taken(tmp_path, ["x"]):
+            assert [path.name for path in tmp_path.iterdir()] == [".x.lock"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("before")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk.os, "fsync", full)
+    with pytest.raises(AlassoError, match="the disk is full; free some space"):
+        disk.write_whole(tmp_path / "x.json", b"after")
+    assert (tmp_path / "x.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1

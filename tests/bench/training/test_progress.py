@@ -1,0 +1,126 @@
+"""What is told of a run, and how it is stopped."""
+
+import errno
+import io
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from alasso.bench.cli import main as cli
+from alasso.bench.training import progress
+from alasso.bench.training.checkpoint import Position
+from alasso.bench.training.progress import CsvLog, Observer
+from alasso.bench.training.run import Trainer
+
+from run_helpers import begun, finished, small
+
+
+@pytest.mark.parametrize(
+    ("sent", "on_ctrl_c"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),
+        (signal.SIGHUP, signal.default_int_handler),  # the terminal was closed
+    ],
+)
+def test_ctrl_c_and_a_polite_kill_stop_cleanly_and_say_how_to_go_on(sent, on_ctrl_c, tmp_path):
+    """Also where a shell has Ctrl-C ignored, for what it puts in the background."""
+    words = ["run", "permuted-digits", "--tasks", "50", "--epochs", "50", "--set", "hidden=16"]
+    words += ["--device", "cpu", "--out", str(tmp_path)]
+    before = signal.signal(signal.SIGINT, on_ctrl_c)  # children inherit what is ignored
+    process = subprocess.Popen(
+        [sys.executable, "-m", "alasso", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    signal.signal(signal.SIGINT, before)
+    try:
+        process.stdout.readline()  # the first task is done
+        process.send_signal(sent)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.stderr.close()
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert (
+        f"alasso run permuted-digits --tasks 50 --epochs 50 --set hidden=16 --device cpu --out {tmp_path} --resume"
+        in output
+    )
+    assert list(tmp_path.glob("*.checkpoint"))
+
+
+@pytest.mark.parametrize(("kind", "code"), [(BrokenPipeError, 141), (OSError, 2)])
+def test_where_lines_cannot_be_written_training_stops_and_is_saved(kind, code, tmp_path, monkeypatch, capsys):
+    """Nobody reads on, as in ``alasso run … | head -2``; or the disk is full that they go to."""
+    spoken = []
+
+    class Deaf(io.StringIO):
+        def write(self, text):
+            spoken.append(text)
+            if sum("\n" in line for line in spoken) > 2:
+                raise kind(errno.ENOSPC, "No space left on device")
+            return len(text)
+
+    words = ["run", "permuted-digits", "--tasks", 50, "--set", "hidden=16", "--device", "cpu", "--out", tmp_path]
+    monkeypatch.setattr(sys, "stdout", Deaf())
+    monkeypatch.setattr(sys, "argv", ["alasso", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    assert [path.suffix for path in tmp_path.iterdir()] == [".checkpoint"]
+    if code == 2:
+        said = "alasso: cannot write the output: No space left on device\n"
+        assert capsys.readouterr().err == said
+
+
+def test_ctrl_c_pressed_twice_in_a_moment_is_one_request(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.stop_on_request() as asked:
+        assert not asked()
+        for moment in (100.0, 100.9):
+            now[0] = moment
+            signal.raise_signal(signal.SIGINT)
+            assert asked()
+        now[0] = 101.1
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+class Heard(Observer):
+    """Keeps what it is told of epochs and tasks."""
+
+    wants_epochs = True
+
+    def __init__(self):
+        self.epochs, self.tasks = [], []
+
+    def epoch_done(self, t, epoch, loss, penalty, accuracy, seconds_left):
+        self.epochs.append((t, epoch, loss, penalty, len(accuracy)))
+
+    def task_done(self, t, accuracy, seconds_left):
+        self.tasks.append((t, len(self.epochs)))
+
+
+def test_what_is_told_later_as_on_a_gpu_is_the_same():
+    heard = []
+    for later in (False, True):
+        observer = Heard()
+        trainer = Trainer(begun(small()), Position(), observer)
+        trainer.tells_later = later
+        trainer.train()
+        heard.append(observer)
+    assert heard[0].epochs == heard[1].epochs and len(heard[0].epochs) == 3 * 2
+    assert heard[0].tasks == heard[1].tasks == [(t, 2 * (t + 1)) for t in range(3)]
+    assert all(loss > 0 for _, _, loss, _, _ in heard[0].epochs)
+    assert [penalty > 0 for _, _, _, penalty, _ in heard[0].epochs] == [False] * 2 + [True] * 4
+
+
+def test_csv_log(tmp_path):
+    log = CsvLog(tmp_path / "deep" / "x.csv")
+    finished(small(), observer=log)
+    log.close()
+    lines = (tmp_path / "deep" / "x.csv").read_text().splitlines()
+    assert lines[0] == "seconds,task,epoch,loss,penalty,learned,mean_accuracy"
+    assert len(lines) == 1 + 3 * (2 + 1)  # epochs and the task's end, for each of three tasks
