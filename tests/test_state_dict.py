@@ -370,7 +370,7 @@ def test_a_state_that_is_not_finite_is_refused(broken):
         reg.load_state_dict(None)
     with pytest.raises(AlassoError, match="its parameters are a NoneType, not a mapping"):
         reg.load_state_dict({**saved, "parameters": None})
-    with pytest.raises(AlassoError, match="its settings are no mapping but NoneType"):
+    with pytest.raises(AlassoError, match="its settings are a NoneType, not a mapping"):
         reg.load_state_dict({**saved, "settings": None})
     with pytest.raises(AlassoError, match="its number of tasks is nan"):
         reg.load_state_dict({**saved, "tasks": float("nan")})

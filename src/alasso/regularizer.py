@@ -489,21 +489,3 @@ class Regularizer:
     def __getstate__(self) -> dict[str, Any]:
         """Copy without the hooks on optimizers; a copy has to be attached again."""
         return {**self.__dict__, "_attached": []}
-
-
-def require_loader(loader: Loader | None, method: str) -> Loader:
-    """Return the data that a method measures importance on.
-
-    Args:
-        loader: What consolidation received.
-        method: The method's name, for the message.
-
-    Returns:
-        The loader.
-
-    Raises:
-        AlassoError: It is None.
-    """
-    if loader is None:
-        raise AlassoError(f"{method} measures importance on data; pass consolidate() the task's loader")
-    return loader

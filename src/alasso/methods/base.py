@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
@@ -213,6 +214,24 @@ def require_importance(importance: Tensor | None) -> Tensor:
     if importance is None:
         raise AlassoError("this method needs an importance measured on data; pass consolidate() the task's loader")
     return importance
+
+
+def require_loader(loader: Iterable[Any] | None, method: str) -> Iterable[Any]:
+    """Return the data that a method measures importance on.
+
+    Args:
+        loader: What consolidation received.
+        method: The method's name, for the message.
+
+    Returns:
+        The loader.
+
+    Raises:
+        AlassoError: It is None.
+    """
+    if loader is None:
+        raise AlassoError(f"{method} measures importance on data; pass consolidate() the task's loader")
+    return loader
 
 
 def check_non_negative(**settings: object) -> None:

@@ -27,8 +27,15 @@ from torch import Tensor, nn
 from alasso import importance
 from alasso.errors import AlassoError
 from alasso.importance._objectives import Loss
-from alasso.methods.base import AnchorState, Surrogate, check_choice, check_non_negative, require_importance
-from alasso.regularizer import Head, Loader, Regularizer, Setting, require_loader
+from alasso.methods.base import (
+    AnchorState,
+    Surrogate,
+    check_choice,
+    check_non_negative,
+    require_importance,
+    require_loader,
+)
+from alasso.regularizer import Head, Loader, Regularizer, Setting
 
 Labels = Literal["true", "sampled", "expected", "uniform"]
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
-from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance
-from alasso.regularizer import Head, Loader, Regularizer, Setting, require_loader
+from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance, require_loader
+from alasso.regularizer import Head, Loader, Regularizer, Setting
 
 
 @dataclass(frozen=True)
