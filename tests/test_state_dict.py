@@ -380,6 +380,6 @@ def test_a_state_that_is_not_finite_is_refused(broken):
         wrong = {**saved["parameters"][name], "omega": torch.ones(3, 3)}
         reg.load_state_dict({**saved, "parameters": {**saved["parameters"], name: wrong}})
     saved["parameters"][name]["omega"] = 3
-    with pytest.raises(AlassoError, match=f"omega of {name} is no tensor in the saved state but int"):
+    with pytest.raises(AlassoError, match=f"omega of {name} is a int in the saved state, not a tensor"):
         reg.load_state_dict(saved)
     assert reg.penalty().item() == before
