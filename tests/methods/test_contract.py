@@ -73,7 +73,7 @@ def random(*shape, seed=0, dtype=torch.float64):
 
 
 def through_tasks(surrogate, shape, count=3, dtype=torch.float64, seed=0, row=...):
-    """(state, θ) after some tasks; some weights stand still, and some have no importance. ``row``: of a stack, one."""
+    """(state, θ) after some tasks; some weights stand still, and some have no importance. ``row``: that part of it alone."""
 
     def draw(which):
         return random(*shape, seed=1000 * seed + which, dtype=dtype)[row]
@@ -130,6 +130,19 @@ def test_the_gradient_is_the_derivative_of_the_penalty(make):
             (expected,) = torch.autograd.grad(surrogate.penalty(place, state), place)
             actual = surrogate.penalty_grad(place.detach(), state)
             torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_method
+def test_a_part_of_a_tensor_is_treated_as_it_is_within_the_whole(make):
+    surrogate = surrogate_of(make)
+    whole, theta = through_tasks(surrogate, (3, 4))
+    pull = surrogate.penalty_grad(theta + 1, whole)
+    for row in range(3):
+        part, place = through_tasks(surrogate, (3, 4), row=row)
+        for field in whole._fields:
+            if getattr(whole, field).shape == theta.shape:
+                assert torch.equal(getattr(part, field), getattr(whole, field)[row])
+        assert torch.equal(surrogate.penalty_grad(place + 1, part), pull[row])
 
 
 @every_method
