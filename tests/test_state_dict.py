@@ -71,15 +71,15 @@ def test_a_past_without_the_weights_it_is_of_is_warned_of_at_the_first_step(kind
         return [str(one.message) for one in recwarn]
 
     said = goes_on(lambda other: None, reg.state_dict())
-    assert len(said) == 1 and "load the model's own weights, too" in said[0]
+    assert len(said) == 1 and said[0].startswith("the model's weights differ from the anchors in the loaded state")
     assert goes_on(lambda other: other.load_state_dict(model.state_dict()), reg.state_dict()) == []
 
     def with_a_new_head(other):
         other.load_state_dict({**model.state_dict(), "2.weight": torch.randn(4, 12), "2.bias": torch.randn(4)})
 
     said = goes_on(with_a_new_head, reg.state_dict())
-    assert len(said) == 1 and said[0].startswith("2.weight, 2.bias do not hold the weights that the loaded past ended")
-    assert "What is to begin anew goes to forget()" in said[0]
+    assert len(said) == 1 and said[0].startswith("2.weight, 2.bias differ from the anchors in the loaded state")
+    assert "reg.forget(p) for parameters that should start fresh" in said[0]
     with_forgotten = kind(mlp(6, 12, 4))
     with_forgotten.load_state_dict(reg.state_dict())
     for parameter in with_forgotten.model[2].parameters():
@@ -103,7 +103,7 @@ def test_weights_that_do_not_matter_cannot_stand_for_those_that_do():
     ALASSO(other).attach(other_optimizer := torch.optim.SGD(other.parameters(), lr=0.1)).load_state_dict(
         reg.state_dict()
     )
-    with pytest.warns(UserWarning, match="no tensor of the model holds the weights"):
+    with pytest.warns(UserWarning, match="the model's weights differ from the anchors"):
         run(other["body"], other_optimizer, TASKS[1])
 
 
@@ -370,7 +370,7 @@ def test_a_state_that_is_not_finite_is_refused(broken):
         reg.load_state_dict(None)
     with pytest.raises(AlassoError, match="its parameters are a NoneType, not a mapping"):
         reg.load_state_dict({**saved, "parameters": None})
-    with pytest.raises(AlassoError, match="its settings are no mapping but NoneType"):
+    with pytest.raises(AlassoError, match="its settings are a NoneType, not a mapping"):
         reg.load_state_dict({**saved, "settings": None})
     with pytest.raises(AlassoError, match="its number of tasks is nan"):
         reg.load_state_dict({**saved, "tasks": float("nan")})
@@ -380,6 +380,6 @@ def test_a_state_that_is_not_finite_is_refused(broken):
         wrong = {**saved["parameters"][name], "omega": torch.ones(3, 3)}
         reg.load_state_dict({**saved, "parameters": {**saved["parameters"], name: wrong}})
     saved["parameters"][name]["omega"] = 3
-    with pytest.raises(AlassoError, match=f"omega of {name} is no tensor in the saved state but int"):
+    with pytest.raises(AlassoError, match=f"omega of {name} is a int in the saved state, not a tensor"):
         reg.load_state_dict(saved)
     assert reg.penalty().item() == before

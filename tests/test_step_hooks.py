@@ -654,7 +654,7 @@ def test_a_model_without_weights_to_protect_is_named():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.requires_grad_(False)
-    with pytest.raises(AlassoError, match="no weights to protect: all are frozen, excluded, or no real numbers"):
+    with pytest.raises(AlassoError, match="no weights to protect: all are frozen, excluded or not floating point"):
         ALASSO(model).attach(optimizer)
 
 

@@ -2,7 +2,7 @@
 
 All maths of the core is elementwise, so a rank works on its own shard, :func:`local`; only totals and saved states need
 the other ranks. Importing ``torch.distributed.tensor`` takes most of a second. Where nobody has imported it, nothing is
-sharded; so this module never imports it, it looks whether it is there.
+sharded, so this module never imports it: it checks whether somebody has.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _TENSORS = "torch.distributed.tensor"
 
 
 def is_sharded(tensor: Tensor | None) -> TypeGuard[DTensor]:
-    """Whether a tensor is distributed over ranks."""
+    """Return whether a tensor is distributed over ranks."""
     loaded = sys.modules.get(_TENSORS)
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns the shard on this rank; the tensor itself where nothing is sharded."""
+    """Return the shard on this rank; the tensor itself where nothing is sharded."""
     if type(tensor) is Tensor or type(tensor) is nn.Parameter:  # the usual case, asked for in every step
         return tensor
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def sharded_like(values: Tensor, parameter: Tensor) -> Tensor:
-    """Copies this rank's shard of ``values`` (whole or sharded), cut as ``parameter`` is."""
+    """Return a copy of this rank's shard of ``values`` (whole or sharded), cut as ``parameter`` is."""
     if is_sharded(values):
         if is_sharded(parameter) and _same_layout(values, parameter):
             return values.to_local().clone()
@@ -55,7 +55,7 @@ def sharded_like(values: Tensor, parameter: Tensor) -> Tensor:
 
 
 def as_sharded(shard: Tensor, parameter: Tensor | None) -> Tensor:
-    """Copies a rank's shard into a sharded tensor that is cut as ``parameter`` is."""
+    """Return a copy of a rank's shard as a sharded tensor, cut as ``parameter`` is."""
     if not is_sharded(parameter):
         return shard.clone()
     sharded: Tensor = sys.modules[_TENSORS].DTensor.from_local(
@@ -70,7 +70,7 @@ def as_sharded(shard: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def is_first_shard(parameter: Tensor) -> bool:
-    """Whether this rank holds a parameter's first shard, the one that speaks for all of them."""
+    """Return whether this rank holds a parameter's first shard, the one that speaks for all of them."""
     if not is_sharded(parameter):
         return True
     place: list[int] = list(parameter.device_mesh.get_coordinate() or ())
@@ -85,7 +85,7 @@ def _same_layout(one: DTensor, other: DTensor) -> bool:
 
 
 def sum_over_shards(values: Tensor, parameter: Tensor | None) -> Tensor:
-    """Sums over the ranks that hold different shards of ``parameter``; returns ``values`` itself if it is whole."""
+    """Return the sum over the ranks that hold different shards of ``parameter``; ``values`` itself if it is whole."""
     if not is_sharded(parameter):
         return values
     total = values.detach().clone()
@@ -96,7 +96,7 @@ def sum_over_shards(values: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def total_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Sums scalar terms over all shards; its gradient is that of this rank's own shards.
+    """Return the sum of scalar terms over all shards; its gradient is that of this rank's own shards.
 
     Args:
         terms: (term, parameter it came from).
@@ -114,7 +114,7 @@ def total_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
-    """Returns each flag's maximum over all ranks if a parameter is sharded, so that all ranks decide alike."""
+    """Return each flag's maximum over all ranks if a parameter is sharded, so that all ranks decide alike."""
     sharded = next((p for p in parameters if is_sharded(p)), None)
     if sharded is None:
         return list(flags)
@@ -125,7 +125,7 @@ def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
 
 
 def add_over_ranks_(tensors: Iterable[Tensor]) -> None:
-    """Adds up in place what each rank saw of the data; does nothing outside a distributed run."""
+    """Add up in place what each rank saw of the data; do nothing outside a distributed run."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in tensors:
             dist.all_reduce(tensor)
@@ -135,7 +135,7 @@ def add_over_ranks_(tensors: Iterable[Tensor]) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Has FSDP2 give up whole parameters, which an evaluation leaves in the model, and put the shards back."""
+    """Replace whole parameters, which FSDP2 leaves in the model after an evaluation, by the shards."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not hasattr(fsdp, "FSDPModule"):
         return
@@ -146,7 +146,7 @@ def reshard(model: nn.Module) -> None:
 
 @contextmanager
 def whole(model: nn.Module) -> Iterator[Callable[[nn.Parameter], nn.Parameter]]:
-    """Makes a sharded model whole on every rank while the context lasts, so that it runs like a plain one.
+    """Make a sharded model whole on every rank while the context lasts, so that it runs like a plain one.
 
     It takes memory for the whole model on each rank. A model that is not sharded stays as it is.
 
@@ -180,6 +180,6 @@ def whole(model: nn.Module) -> Iterator[Callable[[nn.Parameter], nn.Parameter]]:
 
 
 def _belongs_to_fsdp(hook: Any) -> bool:
-    """Whether a hook gathers or frees shards, which a whole model must not do."""
+    """Return whether a hook gathers or frees shards, which a whole model must not do."""
     owner = getattr(hook, "__self__", None)
     return type(owner).__module__.startswith("torch.distributed.fsdp")

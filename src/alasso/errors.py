@@ -10,18 +10,18 @@ from typing import Any
 
 
 class AlassoError(ValueError):
-    """Something the caller can put right; the message is one sentence that says what and how."""
+    """An error that the caller can fix; the message is one sentence that says what is wrong and how to fix it."""
 
 
 class DivergedError(AlassoError):
-    """Weights or importance are not finite any more."""
+    """Weights or importance became NaN or infinite."""
 
 
 def warn(message: str) -> None:
-    """Warn of something that stops nothing, at the user's line: the nearest one outside alasso and torch.
+    """Warn at the user's line: the nearest one outside alasso and torch.
 
     Args:
-        message: One sentence that says what and what to do.
+        message: One sentence that says what is wrong and what to do.
     """
     place: dict[str, Any] = {"stacklevel": 3}  # before Python 3.12, files cannot be skipped
     if sys.version_info >= (3, 12):

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Setting(Generic[T]):
-    """A setting of the surrogate as an attribute of its regularizer: ``reg.c = 3.0`` holds from the next step on."""
+    """A setting of the surrogate as an attribute of its regularizer: ``reg.c = 3.0`` acts from the next step on."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -49,24 +49,27 @@ class Setting(Generic[T]):
 class Regularizer:
     """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS, IMM.
 
-    A parameter that is frozen when it first meets the regularizer costs nothing; one that is unfrozen later is picked
-    up at its first step.
+    A parameter that is frozen when the regularizer first sees it costs nothing; one that is unfrozen later is protected
+    from its first step on.
 
     Args:
         model: The model to protect.
         surrogate: The method's settings and maths.
         exclude: Shell-style patterns of parameter names to leave alone (``"head.*"``). A tied parameter is left alone
-            if any of its names fits.
+            if any of its names matches.
 
     Attributes:
-        model: The model that is protected, without wrappers.
+        model: The protected model, without wrappers.
         tasks: Number of tasks consolidated so far.
         steps: Number of optimizer steps observed since the last consolidation.
         protected: The protected parameters and their states.
+
+    Raises:
+        AlassoError: ``model`` is no module, or a pattern matches no parameter.
     """
 
     method: ClassVar[str]
-    anchors_are_weights: ClassVar[bool] = True  # whether the model ends a task at its anchors
+    anchors_are_weights: ClassVar[bool] = True  # whether the anchors are the weights at the end of a task
 
     def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: str | Iterable[str] = ()) -> None:
         if not isinstance(model, nn.Module):
@@ -76,14 +79,14 @@ class Regularizer:
         self.protected = ProtectedParameters(model, surrogate, exclude)
         self.model = self.protected.model
         self._attached: list[StepHooks] = []
-        self._penalty_was_taken = False  # since the last consolidation, to be added to a loss by hand
-        self._was_loaded = False  # a task's end, with whose anchors the weights have not been compared yet
+        self._penalty_was_taken = False  # since the last consolidation, perhaps to be part of a loss
+        self._was_loaded = False  # a state whose anchors have not been compared with the weights yet
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings().items())
         tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
         count = len(self.protected.states)
-        return f"{type(self).__name__}({settings}), {tasks} behind, {count} tensor{'s' * (count != 1)} protected"
+        return f"{type(self).__name__}({settings}), {tasks} consolidated, {count} tensor{'s' * (count != 1)} protected"
 
     # -- in the training loop --------------------------------------------------------------------------------
 
@@ -91,13 +94,13 @@ class Regularizer:
         """Add the penalty to every step of ``optimizer`` from now on, and observe the steps.
 
         The training loop stays as it is: closures, gradient accumulation, clipping, schedulers, mixed precision. Attach
-        again after the model grew or with a new optimizer; attaching the same optimizer twice changes nothing. Also a
-        context manager that detaches at the end.
+        again after the model grew or with a new optimizer; attaching the same optimizer twice changes nothing. The
+        regularizer is also a context manager that detaches at the end.
 
         Args:
             optimizer: A torch optimizer that holds parameters of the model, or a wrapper of one.
-            compile: Make the hooks' passes over memory with ``torch.compile``: faster on large models, after some
-                seconds of compiling at the first steps.
+            compile: Compile the hooks' passes over memory with ``torch.compile``: faster on large models, but the first
+                steps take some seconds.
 
         Returns:
             The regularizer itself.
@@ -108,7 +111,7 @@ class Regularizer:
         optimizer = base_optimizer(optimizer)
         self.protected.look(self._is_at_anchors)
         if not any(True for _ in self.protected):
-            raise AlassoError("the model has no weights to protect: all are frozen, excluded, or no real numbers")
+            raise AlassoError("the model has no weights to protect: all are frozen, excluded or not floating point")
         if not self.trains(optimizer):
             raise AlassoError(
                 "the optimizer holds none of the model's protected parameters; "
@@ -121,14 +124,14 @@ class Regularizer:
         return self
 
     def detach(self) -> None:
-        """Leave all optimizers as they were before :meth:`attach`; the memory of past tasks stays."""
+        """Leave all optimizers as they were before :meth:`attach`; keep the memory of past tasks."""
         for hooks in self._attached:
             hooks.remove(self)
         self._attached.clear()
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is an optimizer whose steps are observed."""
+        """Whether the regularizer observes the steps of an optimizer."""
         return any(hooks.is_alive for hooks in self._attached)
 
     def trains(self, optimizer: Optimizer) -> bool:
@@ -136,6 +139,9 @@ class Regularizer:
 
         Args:
             optimizer: A torch optimizer.
+
+        Returns:
+            True if it holds one.
         """
         held = (p for group in optimizer.param_groups for p in group["params"])
         return any(self.protected.name_of(p) is not None for p in held)
@@ -150,17 +156,17 @@ class Regularizer:
 
     @property
     def _is_at_anchors(self) -> bool:
-        """Whether the model's weights are the anchors, as far as is known."""
+        """Whether the model's weights should equal the anchors now."""
         return self.anchors_are_weights and self.tasks > 0 and self.steps == 0
 
     def look(self) -> None:
-        """Look at the model again, and warn of parameters that took the places of others."""
+        """Look at the model again, and warn of parameters that replaced others."""
         self.protected.look(self._is_at_anchors)
         self.protected.warn_of_replaced()
 
     @torch.no_grad()
     def before_first_step(self) -> None:
-        """Begin a task: before the first one of all, the path begins at the weights as they are now."""
+        """Begin a task; the path of the first one begins at the present weights."""
         if self.tasks == 0:
             self.protected.reset()
         elif self._was_loaded:
@@ -171,16 +177,16 @@ class Regularizer:
 
     @torch.inference_mode(False)
     def consolidate(self, loader: Loader | None = None, *, head: Head | None = None) -> None:
-        """End a task: take the weights as they are as the new anchor, and the task's importance with them.
+        """End a task: anchor the present weights, and add the task's importance.
 
         Args:
             loader: The task's data, for methods that measure importance on it (EWC, MAS): any iterable of (x, y).
-                ALASSO and SI need none; they leave it alone, so that one loop serves all methods.
+                ALASSO and SI need none and ignore it, so that one loop serves all methods.
             head: Maps the model's output to the task's logits, for example to keep the task's own classes.
 
         Raises:
             AlassoError: No step was observed, data is missing, or nothing was learned.
-            DivergedError: Importance is not finite; what was protected before is kept.
+            DivergedError: Importance is not finite; the earlier state is kept.
         """
         self._check_was_trained()
         protected = self.protected
@@ -193,7 +199,7 @@ class Regularizer:
             for name, parameter in parameters.items():
                 state, theta = protected.states[name], weights_of(parameter)
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
-        # Nothing is given up before all that is new has been checked.
+        # Check all of the new state before the old one is replaced.
         self._check_importance(measured or {name: state.omega for name, state in new_states.items()}, parameters)
         protected.end_task(new_states)
         self.tasks += 1
@@ -201,11 +207,14 @@ class Regularizer:
         self._penalty_was_taken = self._was_loaded = False
 
     def measure(self, loader: Loader | None, head: Head | None) -> dict[str, Tensor]:
-        """Return what a method measures on data at the end of a task, by parameter name; a path method nothing.
+        """Return the importance that a method measures on data at the end of a task.
 
         Args:
             loader: What :meth:`consolidate` was given.
             head: What :meth:`consolidate` was given.
+
+        Returns:
+            {parameter name: importance}, shaped like the parameter; empty for a method that measures nothing.
         """
         return {}
 
@@ -224,20 +233,20 @@ class Regularizer:
             )
 
     def _check_importance(self, importance: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Refuse, on all ranks alike, importance that is not finite or that is nowhere."""
+        """Refuse importance that is not finite, or zero everywhere, on all ranks alike."""
         flags = [0]  # whether any importance is not zero; then by tensor, whether it is not finite
         for omega in importance.values():
             flags[0] |= int(bool(omega.any()))
             flags.append(int(not bool(torch.isfinite(omega).all())))
-        # A rank sees its own shards alone, but either all ranks go on or none does.
+        # A rank sees only its own shards, but either all ranks continue or none does.
         any_importance, *odd = agreed(flags, parameters.values())
         for name, is_odd in zip(importance, odd, strict=True):
             if is_odd:
                 raise DivergedError(
                     f"importance of {name} is NaN or infinite: the training diverged (are the inputs finite? a smaller "
-                    "learning rate, c or lam helps, and a larger xi), or a setting lets it overflow; what was "
-                    "protected before is kept, but to go on, load model, optimizer and regularizer as they were before "
-                    "this task"
+                    "learning rate, c or lam helps, and a larger xi), or a setting lets it overflow; the regularizer "
+                    "keeps its earlier state, but reload model, optimizer and regularizer from before this task to "
+                    "continue"
                 )
         if not any_importance:
             raise AlassoError(
@@ -245,7 +254,7 @@ class Regularizer:
                 "(did the weights move, and did gradients reach them?)"
             )
 
-    # -- what a user may do beside the loop --------------------------------------------------------------------
+    # -- beside the loop ---------------------------------------------------------------------------------------
 
     def warm_start(
         self,
@@ -257,21 +266,21 @@ class Regularizer:
         loss: Loss | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Protect weights that were trained before the regularizer came, such as those of a pretrained model.
+        """Protect weights that were trained without the regularizer, such as a pretrained model's.
 
-        A path method has seen nothing of that training, so Ω is measured at the weights as they are. ALASSO treats both
-        sides of these weights as unobserved. Call it before training; it counts as one task.
+        A path method did not observe that training, so Ω is measured at the present weights. ALASSO treats both sides
+        of these weights as unobserved. Call it before training; it counts as one task.
 
         Args:
-            loader: Some hundred samples of what the model must not lose.
+            loader: Some hundred samples of what the model must not forget.
             importance: The diagonal "fisher" information, or the outputs' sensitivity, "mas", which needs no labels.
             labels: Whose log-likelihood the Fisher is of, as in :func:`alasso.importance.fisher`.
             head: Maps the model's output to logits.
-            loss: A negative log-likelihood of your own, one value a sample.
-            scale: Factor of what was measured: with 0.5, Ω·d² is the Fisher's own estimate of how much the loss rises.
+            loss: A custom negative log-likelihood, one value a sample.
+            scale: Factor of the measured importance; with 0.5, Ω·d² is the Fisher's estimate of the rise in loss.
 
         Raises:
-            AlassoError: Training has begun, or an argument is not what it should be.
+            AlassoError: Training has begun, or an argument is invalid.
             DivergedError: Importance is not finite.
         """
         check_choice("importance", importance, Measure)
@@ -298,10 +307,10 @@ class Regularizer:
         self.tasks = 1
 
     def forget(self, parameter: nn.Parameter) -> None:
-        """Let one parameter begin anew: it no longer matters to what was learned.
+        """Forget one parameter's past: it starts fresh, without importance.
 
         Args:
-            parameter: One of the model's; it may have just taken the place of another, of any shape.
+            parameter: One of the model's; it may have just replaced another, of any shape.
 
         Raises:
             AlassoError: It is not one of the model's protected parameters.
@@ -310,7 +319,7 @@ class Regularizer:
 
     @torch.no_grad()
     def shift_anchor(self, parameter: nn.Parameter, by: Tensor) -> None:
-        """Move a parameter's anchor along with its origin, after θ → θ + ``by`` that changes nothing.
+        """Move a parameter's anchor by the same amount as its weights, where that leaves the model's outputs unchanged.
 
         Args:
             parameter: One of the model's protected parameters.
@@ -326,13 +335,16 @@ class Regularizer:
         self.protected.put(name, state._replace(anchor=state.anchor + local(by).to(state.anchor.dtype)))
 
     def penalty(self) -> Tensor:
-        """Return what the surrogate of the past adds to the loss at the model's present weights; differentiable.
+        """Return what the surrogate of the past adds to the loss at the model's present weights.
 
         With sharded parameters it is the sum over all shards: call it on all ranks.
+
+        Returns:
+            A scalar, differentiable by the weights.
         """
         self._penalty_was_taken |= torch.is_grad_enabled()
         if any(self.protected.name_of(parameter) is None for parameter in self.protected.named().values()):
-            self.look()  # a head has grown, or was replaced, since
+            self.look()  # a head grew or was replaced
         terms = []
         for name, parameter in self.protected:
             state = self.protected.state_of(name, parameter)
@@ -345,16 +357,24 @@ class Regularizer:
     def _warn_that_it_counts_twice(self, gradient: Tensor) -> None:
         if self.is_attached:
             warn(
-                "penalty() is part of a loss, and attach() adds it at every step, too: the past counts twice; leave it "
-                "out of the loss, or detach()"
+                "penalty() is part of the loss, and attach() adds it at every step as well: the past counts twice; "
+                "remove it from the loss, or call detach()"
             )
 
     def importance(self) -> dict[str, Tensor]:
-        """Return {parameter name: Ω}, never negative; sharded as the parameters are."""
+        """Return the importance of all protected weights.
+
+        Returns:
+            {parameter name: Ω ≥ 0}, shaped and sharded like the parameter.
+        """
         return self._field("omega")
 
     def anchor(self) -> dict[str, Tensor]:
-        """Return {parameter name: θ̂}, the weights that the penalty pulls to; sharded as the parameters are."""
+        """Return the weights that the penalty pulls to.
+
+        Returns:
+            {parameter name: θ̂}, shaped and sharded like the parameter.
+        """
         return self._field("anchor")
 
     def _field(self, field: str) -> dict[str, Tensor]:
@@ -365,7 +385,7 @@ class Regularizer:
 
     @property
     def surrogate(self) -> Surrogate[Any]:
-        """The method's settings and maths; a new one holds from the next step on."""
+        """The method's settings and maths; a new one acts from the next step on."""
         return self.protected.surrogate
 
     @surrogate.setter
@@ -374,14 +394,21 @@ class Regularizer:
         self.protected.version += 1
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name."""
+        """Return the settings.
+
+        Returns:
+            {name: value}.
+        """
         return asdict(self.surrogate)  # type: ignore[call-overload,no-any-return]
 
     def load_settings(self, saved: Mapping[str, Any]) -> None:
-        """Take over settings as :meth:`settings` returned them; none of them if one is out of its range.
+        """Restore settings that :meth:`settings` returned.
 
         Args:
             saved: The settings by name.
+
+        Raises:
+            AlassoError: One is out of its range; then none has changed.
         """
         self.surrogate = replace(self.surrogate, **saved)  # type: ignore[type-var]
 
@@ -391,7 +418,7 @@ class Regularizer:
         super().__setattr__(name, value)
 
     def _check_spelling(self, name: str) -> None:
-        """Refuse a new attribute that was to be a setting: ``reg.Xi``, ``reg.epsilon_prim``."""
+        """Refuse a new attribute that looks like a misspelled setting: ``reg.Xi``, ``reg.epsilon_prim``."""
         known = vars(self.protected.surrogate) if "protected" in self.__dict__ else {}
         if meant := get_close_matches(name.lower(), known, 1, 0.85):
             raise AlassoError(f"{type(self).__name__} has no setting {name!r}; did you mean {meant[0]}?")
@@ -399,10 +426,13 @@ class Regularizer:
     # -- saving ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all there is to remember, also in the middle of a task; tensors, numbers and strings only.
+        """Return the whole state, also in the middle of a task.
 
         Of sharded parameters, each rank's dictionary holds its own shards as distributed tensors, ready for
         ``torch.distributed.checkpoint``: call it on all ranks.
+
+        Returns:
+            A dictionary of tensors, numbers and strings only, which ``torch.save`` takes.
         """
         parameters, in_model = dict(self.protected), self.protected.named()
         return {
@@ -414,23 +444,23 @@ class Regularizer:
             "parameters": {
                 name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
                 for name, state in self.protected.states.items()
-                if name in in_model  # and not of a layer that is gone
+                if name in in_model  # not of a layer that was removed
             },
         }
 
     @torch.inference_mode(False)
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over a saved state, settings included (as optimizers do).
+        """Restore a saved state, including the settings, as optimizers do.
 
         Args:
             saved: What :meth:`state_dict` returned.
 
         Raises:
-            AlassoError: Anything does not fit; then nothing has changed.
+            AlassoError: The state does not fit the model or the method; then nothing has changed.
         """
         check_form(saved)
         self.protected.look(self._is_at_anchors)
-        named = self.protected.named()  # frozen ones, too: their past may be from before that
+        named = self.protected.named()  # frozen ones, too: they may have a past
         parameters = dict(self.protected) | {name: named[name] for name in saved["parameters"] if name in named}
         kept = frozenset(self.surrogate.State._fields)  # type: ignore[attr-defined]
         needed = {field.name for field in fields(self.surrogate)}  # type: ignore[arg-type]
@@ -445,24 +475,17 @@ class Regularizer:
         self.protected.look(self._is_at_anchors)
 
     def _compare_with_anchors(self) -> None:
-        """Warn where the model is not where the task ended whose state was loaded."""
+        """Warn if the model's weights differ from the anchors in the loaded state."""
         known = [(name, local(p), self.protected.state_of(name, p)) for name, p in self.protected]
         matter = {name: begins_with(theta, state.anchor) for name, theta, state in known if state.omega.any()}
         if strayed := [name for name, holds in matter.items() if not holds]:
-            which = f"{some_of(strayed)} do not hold" if len(strayed) < len(matter) else "no tensor of the model holds"
+            which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
             warn(
-                f"{which} the weights that the loaded past ended with, to which it pulls them from now on; load the "
-                "model's own weights, too: they are not part of the regularizer's state. What is to begin anew goes to "
-                "forget()"
+                f"{which} differ from the anchors in the loaded state, so training will be pulled toward the old "
+                "weights; call model.load_state_dict(...) as well, and reg.forget(p) for parameters that should start "
+                "fresh"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy without hooks on optimizers: attach a copy again."""
+        """Copy without the hooks on optimizers; a copy has to be attached again."""
         return {**self.__dict__, "_attached": []}
-
-
-def require_loader(loader: Loader | None, method: str) -> Loader:
-    """Return the data that a method measures importance on, which it cannot do without."""
-    if loader is None:
-        raise AlassoError(f"{method} measures importance on data; pass consolidate() the task's loader")
-    return loader

@@ -271,7 +271,7 @@ def test_the_first_task_is_plain_training_bit_for_bit(make):
 
 
 @every_method
-@pytest.mark.filterwarnings("ignore:penalty.. is part of a loss")  # whose gradient is looked at, and not stepped along
+@pytest.mark.filterwarnings("ignore:penalty.. is part of the loss")  # the test only looks at its gradient
 def test_a_step_goes_down_the_tasks_loss_plus_the_penalty(make):
     first, second, third = batches()
     model, optimizer, reg = trained(make, [first, second])

@@ -191,7 +191,7 @@ def test_drop_transfer_leaves_out_the_output_layer_or_what_it_is_told_to():
         (lambda: IMMSurrogate(last_weight=1.0), "last_weight must lie between 0 and 1"),
         (lambda: IMMSurrogate(lam=-1.0), "lam must be"),
         (lambda: IMMSurrogate("mode").consolidate(IMMSurrogate().init(tensor(1)), tensor(2)), "loader"),
-        (lambda: DropTransfer(mlp(2, 2, 2), p=1.0), "p, the chance"),
+        (lambda: DropTransfer(mlp(2, 2, 2), p=1.0), "p, the probability"),
         (lambda: DropTransfer(mlp(2, 2, 2), exclude="head"), "matches no"),
         (lambda: DropTransfer(mlp(2, 2)), "no hidden"),
     ],

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from alasso import AlassoError, vcl
-from alasso.vcl import convert, kl, kl_gaussians, negative_elbo, predict, update_prior
+from alasso import AlassoError
+from alasso.vcl import convert, kl, kl_gaussians, negative_elbo, objective, predict, update_prior
 from alasso.vcl.coresets import k_center_coreset, random_coreset
-from alasso.vcl.layers import BayesConv1d, BayesConv2d, BayesLinear, at_the_means, bayes_layers
+from alasso.vcl.layers import BayesConv1d, BayesConv2d, BayesLayer, BayesLinear, at_the_means, bayes_layers
 
 from helpers import mlp, toy_tasks
 
@@ -222,7 +222,7 @@ def test_predict_averages_probabilities(monkeypatch):
     torch.testing.assert_close(fast, slow, rtol=0, atol=5 * 0.5 * math.sqrt(2 / 4000))
     torch.testing.assert_close(fast.sum(1), torch.ones(7))
     assert not torch.allclose(fast, predict(model, x, deterministic=True), atol=0.01)
-    monkeypatch.setattr(vcl, "ROWS_AT_ONCE", 20)  # two samples of seven rows at once, the last one alone
+    monkeypatch.setattr(objective, "ROWS_AT_ONCE", 20)  # two samples of seven rows at once, the last one alone
     torch.testing.assert_close(predict(model, x, samples=5).sum(1), torch.ones(7))
 
 
@@ -259,7 +259,7 @@ SEQUENCES = {
 
 
 def first_layer(model):
-    return next(layer for layer in model.modules() if isinstance(layer, vcl.BayesLayer))
+    return next(layer for layer in model.modules() if isinstance(layer, BayesLayer))
 
 
 def with_a_hook_on_the_first_layer(model):
@@ -275,7 +275,7 @@ def with_another_forward_in_its_place(model):
     layer.forward = lambda x: type(layer).forward(layer, x) + 1  # as accelerate wraps them
 
 
-class Shifted(vcl.BayesLayer):
+class Shifted(BayesLayer):
     def forward(self, x):
         return super().forward(x) + 1
 
@@ -296,7 +296,7 @@ def test_what_is_done_to_single_layers_is_done_to_samples(change):
     x = torch.randn(7, 6)
     plain = predict(model, x, samples=3)
     change(model)
-    assert vcl.SharedFirstLayer.of(model) is None
+    assert objective.SharedFirstLayer.of(model) is None
     torch.testing.assert_close(predict(model, x, samples=3), model(x).softmax(1))
     assert not torch.allclose(predict(model, x, samples=3), plain)
 
@@ -316,9 +316,9 @@ def test_a_hook_on_all_modules_is_called():
 def test_samples_that_share_their_first_products_are_those_of_copies_of_the_batch(kind):
     make, shape, shared = SEQUENCES[kind]
     model, x = convert(make(), initial_logvar=-1.0).double().eval(), torch.randn(7, *shape, dtype=double)
-    assert (vcl.SharedFirstLayer.of(model) is not None) == shared
+    assert (objective.SharedFirstLayer.of(model) is not None) == shared
     torch.manual_seed(1)
-    ours = [output for output, _ in vcl.sampled_outputs(model, x, [3, 2])]
+    ours = [output for output, _ in objective.sampled_outputs(model, x, [3, 2])]
     torch.manual_seed(1)
     copied = [model(x.repeat(count, *[1] * len(shape))) for count in (3, 2)]
     torch.testing.assert_close(ours, copied, rtol=1e-12, atol=1e-12)

@@ -45,10 +45,10 @@ def fisher(
     generator: torch.Generator | None = None,
     chunk: int = 64,
 ) -> dict[str, Tensor]:
-    """Returns the diagonal of the Fisher information, F_k = mean_i (∂ log p(y_i | x_i) / ∂θ_k)².
+    """Return the diagonal of the Fisher information, F_k = mean_i (∂ log p(y_i | x_i) / ∂θ_k)².
 
-    In a distributed run each rank passes its own part of the data, and all get the mean over all of it.  A
-    model sharded by FSDP2 is made whole on every rank for the time of the pass; the result is sharded again.
+    In a distributed run each rank passes its own part of the data, and all get the mean over all of it.  The pass
+    gathers a model sharded by FSDP2 on every rank; the result is sharded again.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -57,26 +57,26 @@ def fisher(
             [2.5000]])}
 
     Args:
-        model: Answers x with logits (N, C), where -inf rules a class out (with "uniform", no other number does).  Runs
-            in evaluation mode, and is left as it was.
-        loader: Yields batches (x, y); unless labels are "true", x alone will do.  A mapping is called as
-            model(**batch), less its "labels", which are y.
+        model: Maps x to logits (N, C), where -inf rules a class out (with "uniform", no other number does).  It runs
+            in evaluation mode, and keeps the mode it was in.
+        loader: Yields batches (x, y); unless labels are "true", x alone is enough.  A mapping is passed as
+            model(**batch), without its "labels", which are y.
         labels: Which y.  "true" takes those of the loader (the empirical Fisher), "sampled" draws one per sample from
             the model's softmax, and "expected" takes the exact expectation Σ_c p_c (∂ log p_c / ∂θ_k)² over all
-            classes, at the price of one backward pass per class.  All three vanish where the model has become certain,
-            and is right.  "uniform" counts all C classes alike, 1/C Σ_c (∂ log p_c / ∂θ_k)², at the same price, and
-            does not: strictly, that is no Fisher information.
+            classes, at the price of one backward pass per class.  All three vanish where the model is certain and
+            right.  "uniform" counts all C classes alike, 1/C Σ_c (∂ log p_c / ∂θ_k)², at the same price.  It does
+            not vanish there, and strictly it is no Fisher information.
         parameters: Chooses and names the parameters; None for all that require grad.
-        head: From the model's output to logits; an output with an attribute `logits` needs none.
+        head: Maps the model's output to logits; an output with an attribute `logits` needs none.
         loss: With labels "true", `loss(output, y)` of shape (N,) replaces -log p.
         generator: Draws the sampled labels.
-        chunk: How many samples at most have their own gradients in memory at a time.
+        chunk: At most so many samples have their own gradients in memory at once.
 
     Returns:
         A tensor for each name of `parameters`, shaped like the parameter, in single precision at least.
 
     Raises:
-        AlassoError: If loader, labels or outputs do not fit together, or there are no samples.
+        AlassoError: Loader, labels and outputs do not fit together, or there are no samples.
     """
     return _mean_over(loader, model, log_likelihood(labels, loss, generator), parameters, head, chunk)
 
@@ -89,7 +89,7 @@ def squared_output_norm(
     head: Head | None = None,
     chunk: int = 64,
 ) -> dict[str, Tensor]:
-    """Returns Memory Aware Synapses, Ω_k = mean_i |∂ ‖f(x_i)‖² / ∂θ_k|, where f is `head` after the model.
+    """Return Memory Aware Synapses, Ω_k = mean_i |∂ ‖f(x_i)‖² / ∂θ_k|, where f is `head` after the model.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.ones_(model.weight)
@@ -97,17 +97,17 @@ def squared_output_norm(
     {'weight': tensor([[10.]])}
 
     Args:
-        model: Answers x with outputs (N, …).
+        model: Maps x to outputs (N, …).
         loader: Yields x or (x, y), whose y is not used.
         parameters: Chooses and names the parameters; None for all that require grad.
         head: Applied to the model's output; entries that it sets to -inf do not count.
-        chunk: How many samples at most have their own gradients in memory at a time.
+        chunk: At most so many samples have their own gradients in memory at once.
 
     Returns:
         A tensor for each name of `parameters`, shaped like the parameter, in single precision at least.
 
     Raises:
-        AlassoError: If loader and model do not fit together, or there are no samples.
+        AlassoError: Loader and model do not fit together, or there are no samples.
     """
     return _mean_over(loader, model, Objective(squared_norm, torch.abs), parameters, head, chunk)
 

@@ -26,9 +26,10 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def is_direct(layer: nn.Module) -> bool:
-    """Whether the layer is exactly of a known kind: a subclass or replaced forward may differ.
+    """Return whether the layer is exactly of a known kind: a subclass or replaced forward may differ.
 
-    Not so are batch norms that use the batch's own statistics, which mix samples, and embeddings that alter gradients.
+    Two kinds are not: batch norms that use the batch's own statistics, which mix samples, and embeddings that alter
+    gradients.
     """
     uses_batch_statistics = isinstance(layer, BATCH_NORMS) and layer.running_mean is None
     alters_gradients = isinstance(layer, nn.Embedding) and (
@@ -43,13 +44,13 @@ def is_direct(layer: nn.Module) -> bool:
 
 
 def kind_of(layer: nn.Module) -> type:
-    """Returns the layer's class as its author wrote it: FSDP2 puts a subclass of it and of its own in its place."""
+    """Return the layer's class as its author wrote it: FSDP2 replaces it by a subclass."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not loaded, nothing is sharded
     return type(layer).__bases__[1] if fsdp is not None and isinstance(layer, fsdp.FSDPModule) else type(layer)
 
 
 def sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor:
-    """Sums (N, …) over positions.
+    """Sum (N, …) over positions.
 
     Args:
         layer: Tells where its channels are: last in linear layers and layer norms, else second.
@@ -64,7 +65,7 @@ def sum_positions(layer: nn.Module, values: Tensor, shape: torch.Size) -> Tensor
 
 
 def normalized(layer: nn.Module, x: Tensor) -> Tensor:
-    """Returns x̂, a norm layer's input (N, …) before scale and shift."""
+    """Return x̂, a norm layer's input (N, …) before scale and shift."""
     if isinstance(layer, nn.LayerNorm):
         return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
     if isinstance(layer, nn.GroupNorm):
@@ -74,7 +75,7 @@ def normalized(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def by_group(layer: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Orders what meets in a weight of a linear layer or convolution.
+    """Order what meets in a weight of a linear layer or convolution.
 
     Args:
         layer: Has I inputs (channels times kernel) and O outputs in each of its groups; a linear layer has one group.
@@ -92,7 +93,7 @@ def by_group(layer: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def windows(conv: Convolution, x: Tensor) -> Tensor:
-    """Returns what each weight sees at each position, (N, channels, *kernel, *positions), of an input x."""
+    """Return what each weight sees at each position, (N, channels, *kernel, *positions), of an input x."""
     x = F.pad(x, padding_of(conv), "constant" if conv.padding_mode == "zeros" else conv.padding_mode)
     dims = len(conv.kernel_size)
     for dim, (kernel, stride, step) in enumerate(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)):
@@ -101,7 +102,7 @@ def windows(conv: Convolution, x: Tensor) -> Tensor:
 
 
 def padding_of(conv: Convolution) -> list[int]:
-    """Returns the widths before and after each dimension, the last dimension first, as `F.pad` takes them."""
+    """Return the widths before and after each dimension, the last dimension first, as `F.pad` takes them."""
     if conv.padding == "valid":
         return [0, 0] * len(conv.kernel_size)
     if conv.padding == "same":
@@ -114,7 +115,7 @@ def padding_of(conv: Convolution) -> list[int]:
 def add_embedding_(
     total: Tensor, layer: nn.Embedding, x: Tensor, g: Tensor, magnitude: Callable[[Tensor], Tensor]
 ) -> None:
-    """Adds Σ_i magnitude(sample i's gradient of the table), forming only the rows that a sample looks up.
+    """Add Σ_i magnitude(sample i's gradient of the table), forming only the rows that a sample looks up.
 
     Args:
         total: Changed in place, (rows of the table, D).

@@ -28,7 +28,7 @@ _LABELS = ("true", "sampled", "expected", "uniform")
 
 
 def no_targets(output: Tensor, y: Tensor | None) -> Tensor:
-    """Returns a number for each sample, which no term reads."""
+    """Return a number for each sample, which no term reads."""
     return output.new_zeros(len(output))
 
 
@@ -40,7 +40,7 @@ class Objective:
         terms: From outputs (N, …) and targets (N, …) to terms (N, J).
         magnitude: Elementwise, of a gradient.
         targets: From outputs and the loader's labels, if any, to targets (N, …).
-        check: Raises AlassoError after the last batch if what was measured is worth nothing.
+        check: Raises AlassoError after the last batch if the measurement is worthless.
     """
 
     terms: Callable[[Tensor, Tensor], Tensor]
@@ -50,10 +50,10 @@ class Objective:
 
 
 def log_likelihood(labels: str, loss: Loss | None, generator: torch.Generator | None) -> Objective:
-    """Returns the objective of the Fisher information; see :func:`alasso.importance.fisher` for the arguments.
+    """Return the objective of the Fisher information; see :func:`alasso.importance.fisher` for the arguments.
 
     Raises:
-        AlassoError: If there is no such kind of labels, or it does not go with a loss.
+        AlassoError: There is no such kind of labels, or it does not go with a loss.
     """
     if labels not in _LABELS:
         raise AlassoError(f"labels must be one of {', '.join(map(repr, _LABELS))}, not {labels!r}.")
@@ -75,10 +75,10 @@ def log_likelihood(labels: str, loss: Loss | None, generator: torch.Generator | 
 
 
 def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
-    """Returns the loader's labels.
+    """Return the loader's labels.
 
     Raises:
-        AlassoError: If the loader has none.
+        AlassoError: The loader has none.
     """
     if y is None:
         raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled", "expected" or "uniform".')
@@ -86,7 +86,7 @@ def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
 
 
 class ClassTargets:
-    """The loader's labels, which must be classes that the output knows: a GPU that is asked for others breaks.
+    """The loader's labels, which must be classes that the output knows: on a GPU, others abort the process.
 
     The labels' extremes stay on the device until :meth:`check` reads them once, at the end of a pass.
     """
@@ -96,10 +96,10 @@ class ClassTargets:
         self.extremes: list[Tensor] = []  # least and largest label of each batch
 
     def __call__(self, output: Tensor, y: Tensor | None) -> Tensor:
-        """Returns class indices (N,), all within range.
+        """Return class indices (N,), all within range.
 
         Raises:
-            AlassoError: If the labels are no class indices, or the output has no classes.
+            AlassoError: The labels are no class indices, or the output has no classes.
         """
         y = given_targets(output, y)
         check_logits(output)
@@ -113,7 +113,7 @@ class ClassTargets:
         return y.clamp(0, self.classes - 1)
 
     def check(self) -> None:
-        """Raises AlassoError if a label of any batch was none of the output's classes."""
+        """Raise AlassoError if a label of any batch was none of the output's classes."""
         if not self.extremes:
             return
         least, _, _, most = torch.stack(torch.stack(self.extremes).aminmax(dim=0)).flatten().tolist()
@@ -123,7 +123,7 @@ class ClassTargets:
 
 
 def sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draws a class for each sample from the softmax of the logits (N, C)."""
+    """Draw a class for each sample from the softmax of the logits (N, C)."""
     probabilities = log_softmax(output.detach()).exp()
     device = probabilities.device if generator is None else generator.device
     return torch.multinomial(probabilities.to(device), 1, generator=generator)[:, 0].to(output.device)
@@ -133,19 +133,19 @@ def sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def log_probability(output: Tensor, y: Tensor) -> Tensor:
-    """log p(y_i | x_i), (N, 1)."""
+    """Return log p(y_i | x_i), (N, 1)."""
     return log_softmax(output).gather(1, y.long()[:, None])
 
 
 def weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
-    """√p_c log p_c, (N, C), with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
+    """Return √p_c log p_c, (N, C), with p_c held constant, so that the squared gradient is p_c (∂ log p_c)²."""
     log_p = log_softmax(output)
     p = log_p.detach().exp()
     return log_p.masked_fill(p == 0, 0) * p.sqrt()  # 0 · log 0 would be NaN
 
 
 def uniform_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
-    """√u log p_c, (N, C), with u = 1 / C, where C counts the classes that are not ruled out."""
+    """Return √u log p_c, (N, C), with u = 1 / C, where C counts the classes that are not ruled out."""
     log_p = log_softmax(output)
     ruled_out = log_p == -torch.inf
     classes = (~ruled_out).sum(1, keepdim=True).to(log_p.dtype)
@@ -153,7 +153,7 @@ def uniform_log_probabilities(output: Tensor, _: Tensor) -> Tensor:
 
 
 def one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
-    """Turns a loss of shape (N,) into terms (N, 1), and raises AlassoError if it has another shape."""
+    """Turn a loss of shape (N,) into terms (N, 1), and raise AlassoError if it has another shape."""
 
     def terms(output: Tensor, y: Tensor) -> Tensor:
         values = loss(output, y)
@@ -165,26 +165,26 @@ def one_column(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def squared_norm(output: Tensor, _: Tensor) -> Tensor:
-    """‖f(x_i)‖², (N, 1), without the entries that are -inf."""
+    """Return ‖f(x_i)‖², (N, 1), without the entries that are -inf."""
     flat = at_least_single(output).reshape(len(output), -1)
     return flat.masked_fill(flat == -torch.inf, 0).square().sum(1, keepdim=True)
 
 
 def log_softmax(output: Tensor) -> Tensor:
-    """log p, (N, C), in single precision at least."""
+    """Return log p, (N, C), in single precision at least."""
     check_logits(output)
     return F.log_softmax(at_least_single(output), dim=1)
 
 
 def check_logits(output: Tensor) -> None:
-    """Raises AlassoError if outputs are no logits (N, C) of two classes or more."""
+    """Raise AlassoError if outputs are no logits (N, C) of two classes or more."""
     if output.ndim != 2:
         shape = tuple(output.shape)
-        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a loss of your own.")
+        raise AlassoError(f"The Fisher needs logits (N, C), not {shape}: pass a head, or a custom loss.")
     if output.shape[1] == 1:
-        raise AlassoError("One output has no softmax, its only class is certain: pass a loss of your own.")
+        raise AlassoError("One output has no softmax, its only class is certain: pass a custom loss.")
 
 
 def at_least_single(values: Tensor) -> Tensor:
-    """Returns half precision as single, and all else as it is."""
+    """Return half precision as single, and all else as it is."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -78,7 +78,7 @@ class ImportancePass:
         self.model, self.objective, self.head, self.chunk = model, objective, head, chunk
         self.own_names = {parameter: name for name, parameter in model.named_parameters()}
         self.parameters = dict(parameters)
-        with torch.inference_mode(False):  # lest the sums be tensors that only inference mode may change
+        with torch.inference_mode(False):  # else only inference mode could change the sums
             self.sums = {p: torch.zeros_like(at_least_single(p.detach())) for p in parameters.values()}
         self.homes = {
             parameter: (layer, slot)
@@ -92,7 +92,7 @@ class ImportancePass:
         self.vmap_works = True
 
     def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
-        """Returns the mean over all samples of the loader, and of those of the other ranks.
+        """Return the mean over all samples of the loader, and of those of the other ranks.
 
         Raises:
             AlassoError: If there are no samples, or the batches do not fit the model.
@@ -113,7 +113,7 @@ class ImportancePass:
             return {name: self.sums[parameter] / total for name, parameter in self.parameters.items()}
 
     def _add_batch(self, x: Inputs, y: Tensor | None) -> None:
-        """Adds a batch to the sums."""
+        """Add a batch to the sums."""
         output, calls = self._recorded_forward(x)
         if not isinstance(output, Tensor):
             raise AlassoError(
@@ -132,14 +132,14 @@ class ImportancePass:
             self._add_sample_by_sample(others, x, targets)
 
     def _output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
-        """Returns the head's output, (N, …), with ``values`` in place of the parameters of these names."""
+        """Return the head's output, (N, …), with ``values`` in place of the parameters of these names."""
         args, kwargs = ((x[_POSITIONAL],), {}) if _POSITIONAL in x else ((), x)
         output = self.model(*args, **kwargs) if values is None else functional_call(self.model, values, args, kwargs)
         found: Tensor = getattr(output, "logits", output) if self.head is None else self.head(output)
         return found
 
     def _recorded_forward(self, x: Inputs) -> tuple[Tensor, _Calls]:
-        """Returns the head's output, and the calls of all layers that may go directly."""
+        """Return the head's output, and the calls of all layers that may go directly."""
         calls: _Calls = {}
 
         def record(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -149,13 +149,13 @@ class ImportancePass:
 
         with ExitStack() as hooks:
             for layer in {layer for layer, _ in self.homes.values()}:
-                # First in line, lest another hook replace the output before it is seen.
+                # First in line: another hook may replace the output.
                 handle = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
                 hooks.callback(handle.remove)
             return self._output(x), calls
 
     def _choose_routes(self, terms: Tensor, calls: _Calls, x: Inputs) -> tuple[_Slots, list[nn.Parameter]]:
-        """Splits the parameters that have an influence into slots of layers to be done directly, and others.
+        """Split the parameters that have an influence into slots of layers to be done directly, and others.
 
         The autograd graph is the judge: a weight may be tied, or used by hand besides its layer's call.
         """
@@ -174,9 +174,9 @@ class ImportancePass:
         return direct, others
 
     def _has_a_row_per_sample(self, layer: nn.Module, layer_x: Tensor, x: Inputs) -> bool:
-        """Whether row i of the layer's input is sample i's.
+        """Return whether row i of the layer's input is sample i's.
 
-        Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; what becomes of half a batch can.
+        Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; a pass of half a batch can.
         """
         rows, shape = _rows(x), tuple((name, value.shape[1:]) for name, value in x.items())
         if len(layer_x) != rows or (isinstance(layer, CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
@@ -191,7 +191,7 @@ class ImportancePass:
         return layer in self.layers_with_sample_rows[shape]
 
     def _add_directly(self, direct: _Slots, terms: Tensor, calls: _Calls) -> None:
-        """Adds what follows from the gradients by the layers' outputs, one backward pass for each column of terms."""
+        """Add what follows from the gradients by the layers' outputs, one backward pass for each column of terms."""
         edges = [calls[layer][0].output for layer in direct]
         # Classes whose probability is 0 (or 1) for every sample have no gradient.
         columns = terms.detach().any(0).nonzero().flatten().tolist() if terms.shape[1] > 1 else [0]
@@ -204,7 +204,7 @@ class ImportancePass:
                     self._add_slot(layer, slot, calls[layer][0].x, g)
 
     def _add_slot(self, layer: nn.Module, slot: str, x: Tensor, g: Tensor) -> None:
-        """Adds one parameter of a layer by its formula, given the layer's input and the gradient by its output."""
+        """Add one parameter of a layer by its formula, given the layer's input and the gradient by its output."""
         total, magnitude = self.sums[getattr(layer, slot)], self.objective.magnitude
         if isinstance(layer, nn.Embedding):
             add_embedding_(total, layer, x, g.to(total.dtype), magnitude)
@@ -224,11 +224,11 @@ class ImportancePass:
                 total += magnitude(gradients @ inputs.mT).sum(0).view_as(total)
 
     def _samples_at_once(self, elements_per_sample: int) -> int:
-        """Returns how many samples fit into the bound on memory."""
+        """Return how many samples fit into the bound on memory."""
         return max(1, min(self.chunk, _ELEMENTS_AT_ONCE // max(1, elements_per_sample)))
 
     def _add_sample_by_sample(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> None:
-        """Adds Σ_i of every single sample's gradients, chunk by chunk; y are the objective's targets."""
+        """Add Σ_i of every single sample's gradients, chunk by chunk; y are the objective's targets."""
         size = self._samples_at_once(sum(parameter.numel() for parameter in parameters))
         for x_part, y_part in zip(_split(x, size), y.split(size), strict=True):
             importances = self._sum_of_samples(parameters, x_part, y_part)
@@ -236,7 +236,7 @@ class ImportancePass:
                 self.sums[parameter] += importance
 
     def _sum_of_samples(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
-        """Returns Σ_i Σ_j magnitude(∂t_ij / ∂θ) of each parameter, shaped like it."""
+        """Return Σ_i Σ_j magnitude(∂t_ij / ∂θ) of each parameter, shaped like it."""
         if self.vmap_works:
             try:
                 return self._sum_by_vmap(parameters, x, y)
@@ -275,7 +275,7 @@ class ImportancePass:
 
 @contextmanager
 def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Has the model in evaluation mode, and gradients for all ``parameters``, while the context lasts."""
+    """Keep the model in evaluation mode, with gradients for all ``parameters``, while the context lasts."""
     modes = [(module, module.training) for module in model.modules()]
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     device_type = next((parameter.device.type for parameter in parameters), "cpu")
@@ -304,7 +304,7 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
 
 
 def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
-    """Returns the loader's iterator, and refuses what has no batches, or has samples that are not in batches."""
+    """Return the loader's iterator; refuse a loader without batches, or one of single samples."""
     ways = [way for way in ("__iter__", "__getitem__") if hasattr(type(loader), way)]
     of_samples = isinstance(loader, Dataset) and "__iter__" not in ways
     if isinstance(loader, Tensor) or of_samples or not ways:
@@ -315,7 +315,7 @@ def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_one_batch(loader: Iterable[Any]) -> bool:
-    """Whether these are inputs and their labels, and not a tuple of two batches of inputs."""
+    """Return whether these are inputs and their labels, and not a tuple of two batches of inputs."""
     if not (isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(part, Tensor) for part in loader)):
         return False
     x, y = loader
@@ -323,7 +323,7 @@ def _is_one_batch(loader: Iterable[Any]) -> bool:
 
 
 def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:
-    """Returns a batch's inputs, and its labels if it has some, on the model's device."""
+    """Return a batch's inputs, and its labels if it has some, on the model's device."""
     if isinstance(batch, Mapping):
         x, y = {name: value for name, value in batch.items() if name != "labels"}, batch.get("labels")
     else:
@@ -345,13 +345,13 @@ def _rows(x: Inputs) -> int:
 
 
 def _split(x: Inputs, size: int) -> Iterator[Inputs]:
-    """Yields parts of so many samples."""
+    """Yield parts of ``size`` samples."""
     parts = zip(*(value.split(size) for value in x.values()), strict=True)
     return (dict(zip(x, part, strict=True)) for part in parts)
 
 
 def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
-    """Returns all nodes behind `root`, and how many edges lead to each leaf."""
+    """Return all nodes behind `root`, and how many edges lead to each leaf."""
     pending = [root.grad_fn] if root.grad_fn is not None else []
     nodes, uses = set(pending), Counter[Tensor]()
     while pending:
@@ -367,5 +367,5 @@ def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
 
 
 def _add_up(rows: Iterable[list[Tensor]]) -> list[Tensor]:
-    """Adds up lists of tensors, position by position."""
+    """Add up lists of tensors, position by position."""
     return reduce(lambda one, other: [a + b for a, b in zip(one, other, strict=True)], rows)

@@ -1,1 +1,1 @@
-"""Thin adapters to trainers that people already use. Each module needs the library it is named after."""
+"""Adapters to other trainers. Each module needs the library it is named after."""

@@ -16,21 +16,22 @@ FOLDER = "alasso"
 
 
 def save(state: dict[str, Any], folder: Path, *, writes: bool) -> None:
-    """To be called by all ranks; only those that ``writes`` is true for write what is not sharded."""
-    if any_sharded(state):
+    """Save a state; call it on all ranks. Only ranks with ``writes`` write a state that is not sharded."""
+    if _any_sharded(state):
         save_shards(state, checkpoint_id=folder / FOLDER)
     elif writes:
         part = folder / f"{FILE}.part"
         torch.save(state, part)
-        part.replace(folder / FILE)  # whole or not at all
+        part.replace(folder / FILE)  # so that the file is always complete
 
 
 def exists(folder: Path) -> bool:
+    """Return whether the folder holds a saved state."""
     return (folder / FILE).is_file() or (folder / FOLDER).is_dir()
 
 
 def load(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
-    """What was saved; ``like`` has its structure, and is overwritten where the state was saved in shards."""
+    """Return the saved state; ``like`` has its structure, and a sharded state overwrites it."""
     if (folder / FILE).is_file():
         loaded: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
         return loaded
@@ -38,7 +39,8 @@ def load(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     return like
 
 
-def any_sharded(state: Any) -> bool:
+def _any_sharded(state: Any) -> bool:
+    """Return whether a state holds sharded tensors."""
     if isinstance(state, Mapping):
-        return any(any_sharded(value) for value in state.values())
+        return any(_any_sharded(value) for value in state.values())
     return isinstance(state, DTensor)

@@ -1,4 +1,4 @@
-"""What all trainers' adapters share: a regularizer that is attached while a task is trained, and consolidated after."""
+"""What all adapters share: they attach a regularizer while a task is trained, and consolidate it after."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Make = Callable[[nn.Module], Regularizer]
 
 
 class HasRegularizer:
-    """What every trainer's adapter offers beside its events."""
+    """What every adapter offers beside its events."""
 
     _keeper: TaskKeeper
 
     @property
     def regularizer(self) -> Regularizer:
-        """The one given, or the one made when training began."""
+        """The regularizer given, or the one made when training began."""
         return self._keeper.regularizer
 
 
 class TaskKeeper:
-    """A regularizer, or what makes one from the trainer's model, through the life of one task after another."""
+    """Attaches and consolidates a regularizer, or makes it from the trainer's model first, task after task."""
 
     def __init__(
         self, regularizer: Regularizer | Make, end_of_task: EndOfTask, loader: Loader | None, head: Head | None
@@ -49,22 +49,24 @@ class TaskKeeper:
 
     @property
     def regularizer(self) -> Regularizer:
+        """The regularizer; an error before it is made."""
         if self._made is None:
             raise AlassoError("the regularizer is made when training begins; there is none yet")
         return self._made
 
     @property
     def is_made(self) -> bool:
+        """Whether the regularizer exists."""
         return self._made is not None
 
     def make(self, model: nn.Module) -> None:
-        """Make the regularizer for ``model``, if it was given as a class or function and is not there yet."""
+        """Make the regularizer for ``model``, unless it exists."""
         if self._made is None:
             assert not isinstance(self._given, Regularizer)
             self._made = self._given(model)
 
     def begin(self, optimizers: Iterable[Optimizer]) -> None:
-        """Attach to those optimizers that hold protected parameters; others, of a discriminator say, are left alone."""
+        """Attach to the optimizers that hold protected parameters, and leave others (of a discriminator, say) alone."""
         regularizer = self.regularizer
         regularizer.detach()  # from a training that ended with an error
         if isinstance(regularizer, IMM) and regularizer.steps == 0:
@@ -72,11 +74,11 @@ class TaskKeeper:
         optimizers = list(optimizers)
         regularizer.look()
         holding = [optimizer for optimizer in optimizers if regularizer.trains(base_optimizer(optimizer))]
-        for optimizer in holding or optimizers:  # where none does, attach() says so
+        for optimizer in holding or optimizers:  # if none does, attach() raises
             regularizer.attach(optimizer)
 
     def end(self, loader: Any) -> None:
-        """The task is over: consolidate, unless the user does that, and let go of the optimizers."""
+        """End a task: consolidate, unless the user does that, and detach from the optimizers."""
         if self.end_of_task == "fit":
             self.regularizer.consolidate(self.loader if self.loader is not None else loader, head=self.head)
         self.regularizer.detach()

@@ -21,15 +21,20 @@ except ImportError as error:
 
 
 class AlassoPlugin(HasRegularizer, SupervisedPlugin):
-    """Keeps what the model knew while it is trained on the next experience; an experience is a task.
-
-    ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the strategy's model
-    ``end_of_task``  "fit": every experience is a task; "manual": you call ``plugin.regularizer.consolidate()``
-    ``loader``, ``head``  what EWC and MAS measure importance on; the experience's own training data if None. Models
-    that take task labels beside the inputs need a loader and a head of their own.
+    """Protects what the model has learned during the training on later experiences.
 
     Avalanche's own plugins add their penalty to ``strategy.loss``; this one works at the optimizer's step, so that the
-    path integral sees the gradient of the task alone. Growing classifiers and new optimizers are followed.
+    path integral sees the gradient of the task alone. It follows growing classifiers and new optimizers.
+
+    Args:
+        regularizer: Any method, such as ``ALASSO(model)``; or the class, called with the strategy's model.
+        end_of_task: "fit": every experience is a task; "manual": you call ``plugin.regularizer.consolidate()``.
+        loader: Data on which EWC and MAS measure importance; the experience's own training data if None. Models that
+            take task labels beside the inputs need a loader and a head.
+        head: Maps the model's output to the task's logits.
+
+    Raises:
+        AlassoError: ``end_of_task`` is unknown, or ``regularizer`` is no regularizer and cannot make one.
     """
 
     def __init__(
@@ -44,11 +49,24 @@ class AlassoPlugin(HasRegularizer, SupervisedPlugin):
         self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """The strategy has adapted its model and optimizer to the experience by now."""
+        """Attach. The strategy has adapted its model and optimizer to the experience by now.
+
+        Args:
+            strategy: The strategy.
+            *args: Avalanche's own.
+            **kwargs: Avalanche's own.
+        """
         super().before_training_exp(strategy, *args, **kwargs)
         self._keeper.make(strategy.model)
         self._keeper.begin([strategy.optimizer])
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        """Consolidate and detach.
+
+        Args:
+            strategy: The strategy.
+            *args: Avalanche's own.
+            **kwargs: Avalanche's own.
+        """
         super().after_training_exp(strategy, *args, **kwargs)
         self._keeper.end(strategy.dataloader)

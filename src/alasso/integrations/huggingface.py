@@ -26,21 +26,26 @@ except ImportError as error:
     needed = "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
     raise ImportError(needed) from error
 
-IGNORED = -100  # label of a position that has no part in the loss
+IGNORED = -100  # label of positions that the loss ignores
 
 
 class AlassoCallback(HasRegularizer, TrainerCallback):
-    """Keeps what the model knew while it is trained on the next domain.
+    """Protects what the model has learned during the training on later domains.
 
-    ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the trainer's model
-    ``end_of_task``  "fit": every ``train()`` is a task; "manual": you call ``callback.regularizer.consolidate()``
-    ``loader``, ``head``  what EWC and MAS measure importance on; the trainer's own training data if None
-    ``metric``  name of the evaluation metric (larger is better) whose distance from its best so far is logged as
-    forgetting
-    ``resume_from``  the checkpoint folder that training goes on from, where it is not in the output folder
+    The callback saves the method's state into every checkpoint folder and loads it when training resumes from one, so
+    that training continues bit for bit. It adds ``alasso_penalty`` to the training logs and ``…_forgetting`` to the
+    results of evaluations.
 
-    The method's state is written into every checkpoint folder, and read when training resumes from one, which goes on
-    bit for bit. ``alasso_penalty`` joins the training logs, ``…_forgetting`` the results of evaluations.
+    Args:
+        regularizer: Any method, such as ``ALASSO(model)``; or the class, called with the trainer's model.
+        end_of_task: "fit": every ``train()`` is a task; "manual": you call ``callback.regularizer.consolidate()``.
+        loader: Data on which EWC and MAS measure importance; the trainer's own training data if None.
+        head: Maps the model's output to the task's logits.
+        metric: Name of the evaluation metric (larger is better) whose distance from its best so far is the forgetting.
+        resume_from: The checkpoint folder to resume from, if it is not in the output folder.
+
+    Raises:
+        AlassoError: ``end_of_task`` is unknown, or ``regularizer`` is no regularizer and cannot make one.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
         self.metric = metric
         self.resume_from = resume_from
-        self.best: dict[str, float] = {}  # of each evaluation's metric, over all tasks so far
+        self.best: dict[str, float] = {}  # each evaluation's metric at its best, over all tasks so far
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -69,7 +74,7 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         self._keeper.begin([kwargs["optimizer"]])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        folder = checkpoint_folder(args, state)
+        folder = _checkpoint_folder(args, state)
         if folder.is_dir() or not args.should_save:
             files.save(self._state(), folder, writes=args.should_save)
 
@@ -77,7 +82,7 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            # The trainer went back to the best weights; the path went on from there, and is to end there, too.
+            # The trainer restored the best weights; restore the path as it was there.
             self._load(Path(state.best_model_checkpoint))
         self._keeper.end(kwargs["train_dataloader"])
 
@@ -89,13 +94,13 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         if "loss" in logs and self.regularizer.tasks > 0:
             added["alasso_penalty"] = float(self.regularizer.penalty().detach())
         logs.update(added)
-        if state.log_history:  # the trainer has already put a copy there
+        if state.log_history:  # it already holds a copy of the logs
             state.log_history[-1].update(added)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _forgetting(self, logs: dict[str, float]) -> dict[str, float]:
-        """How far each evaluation's metric lies below its best so far."""
+        """Return how far each evaluation's metric lies below its best so far."""
         found = {}
         for name, value in logs.items():
             if name.startswith("eval") and name.endswith(f"_{self.metric}"):
@@ -104,21 +109,21 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         return found
 
     def _resumed_folder(self, args: TrainingArguments, state: TrainerState) -> Path:
-        """The trainer does not tell callbacks where it resumed from: its own arguments, or its output folder, do."""
+        """Return the folder to resume from, which the trainer does not pass to callbacks."""
         named = self.resume_from or getattr(args, "resume_from_checkpoint", None)
-        return Path(named) if isinstance(named, str | Path) else checkpoint_folder(args, state)
+        return Path(named) if isinstance(named, str | Path) else _checkpoint_folder(args, state)
 
     def _load(self, folder: Path) -> None:
         if not files.exists(folder):
             raise AlassoError(
                 f"training resumes from a checkpoint, but {folder} holds no state of a regularizer; "
-                "name the folder with resume_from=, or start anew"
+                "name the folder with resume_from=, or start again"
             )
         saved = files.load(folder, like=self._state())
-        if saved["weights"] != fingerprint(self.regularizer):
+        if saved["weights"] != _fingerprint(self.regularizer):
             raise AlassoError(
-                f"{folder} holds the state of a regularizer for other weights than those that training resumes with; "
-                "name the folder it resumes from with resume_from="
+                f"{folder} holds the state of a regularizer for other weights than training resumes with; "
+                "name the right folder with resume_from="
             )
         self.regularizer.load_state_dict(saved["regularizer"])
         self.best = json.loads(saved["best"])
@@ -126,34 +131,43 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
     def _state(self) -> dict[str, Any]:
         return {
             "best": json.dumps(self.best),
-            "weights": fingerprint(self.regularizer),
+            "weights": _fingerprint(self.regularizer),
             "regularizer": self.regularizer.state_dict(),
         }
 
 
-def fingerprint(regularizer: Regularizer) -> str:
-    """Differs where a protected weight differs in any bit; the same on every rank and device."""
-    return " ".join(f"{sum_of_bits(full(parameter.detach())):x}" for _, parameter in regularizer.protected)
+def _fingerprint(regularizer: Regularizer) -> str:
+    """Return a text that differs if a protected weight differs in a bit; the same on every rank and device."""
+    return " ".join(f"{_sum_of_bits(_full(parameter.detach())):x}" for _, parameter in regularizer.protected)
 
 
-def sum_of_bits(tensor: Tensor) -> int:
-    """The sum of all numbers taken as integers, which, unlike one of floats, is the same in any order."""
+def _sum_of_bits(tensor: Tensor) -> int:
+    """Return the sum of all numbers read as integers, which, unlike a sum of floats, is the same in any order."""
     as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return int(tensor.contiguous().view(as_integers).sum(dtype=torch.int64))
 
 
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor."""
+def _full(tensor: Tensor) -> Tensor:
+    """Return the whole of a sharded tensor; any other as it is."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
 
 
-def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
+def _checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Return the folder of the checkpoint after the last step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log p of each sequence, (N,), where position t predicts token t + 1: ``warm_start(…, loss=causal_lm_loss)``."""
+    """Return −log p of each sequence, where position t predicts token t + 1: ``warm_start(…, loss=causal_lm_loss)``.
+
+    Args:
+        logits: The language model's logits, (N, T, vocabulary).
+        labels: Tokens, (N, T); the loss ignores -100.
+
+    Returns:
+        The losses, (N,).
+    """
     tokens = F.cross_entropy(
         logits[:, :-1].transpose(1, 2).float(), labels[:, 1:], reduction="none", ignore_index=IGNORED
     )

@@ -19,15 +19,20 @@ except ImportError as error:
 
 
 class AlassoCallback(HasRegularizer, Callback):
-    """Keeps what the model knew while it is fitted to the next task.
+    """Protects what the model has learned during the fits of later tasks.
 
-    ``regularizer``  any method, such as ``ALASSO(model)``; or the class, to be made from the LightningModule in `fit`
-    ``end_of_task``  "fit": every fit is a task; "manual": you call ``callback.regularizer.consolidate()``
-    ``loader``, ``head``  what EWC and MAS measure importance on; the trainer's own training data if None
-    ``log_penalty``  log ``alasso/penalty`` as often as the trainer logs
+    The method's state is part of every checkpoint: ``fit(ckpt_path=…)`` continues bit for bit. A checkpoint written
+    during a fit is within the task; one written after it holds the consolidated task.
 
-    The method's state is part of every checkpoint: ``fit(ckpt_path=…)`` goes on bit for bit. A checkpoint that is
-    written during a fit is within the task, one that is written after it has the task consolidated.
+    Args:
+        regularizer: Any method, such as ``ALASSO(model)``; or the class, called with the LightningModule in ``fit``.
+        end_of_task: "fit": every fit is a task; "manual": you call ``callback.regularizer.consolidate()``.
+        loader: Data on which EWC and MAS measure importance; the trainer's own training data if None.
+        head: Maps the model's output to the task's logits.
+        log_penalty: Whether to log ``alasso/penalty`` as often as the trainer logs.
+
+    Raises:
+        AlassoError: ``end_of_task`` is unknown, or ``regularizer`` is no regularizer and cannot make one.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class AlassoCallback(HasRegularizer, Callback):
         self._end(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A fit that resumes where training was already over runs no step and no on_train_end.
+        # A fit that resumes after its last step runs neither a step nor on_train_end.
         if not self._ended and self.regularizer.steps > 0:
             self._end(trainer)
 

@@ -1,7 +1,7 @@
 r"""ALASSO (Park, Hong, Han and Lee, ICCV 2019): asymmetric loss approximation with single-side overestimation.
 
 After task n the past loss of weight k is a quadratic around :math:`\hat\theta_k^n` that is trusted only on the side the
-weight came from; the side that training never saw is overestimated by a factor a and a small ε:
+weight came from. The side that training never saw is overestimated by a factor a and a small ε:
 
 .. math::
 
@@ -20,8 +20,8 @@ weight came from; the side that training never saw is overestimated by a factor 
 
     \omega_k^{1:(n-1)} &= -c' \, \mathcal L_s^{n-1}(\hat\theta_k^n, a')  && (11, 12)
 
-Two things are not in the paper's text but in the experiment its authors published, and the published numbers need them:
-ξ in the denominator of (7), and Ω that never falls (``monotone``), i.e. the larger of (7) and the Ω before.
+Two things are missing from the paper's text, but the authors' published experiment has them and the published numbers
+need them: ξ in the denominator of (7), and Ω that never falls (``monotone``), i.e. the larger of (7) and the Ω before.
 """
 
 from __future__ import annotations
@@ -46,12 +46,19 @@ NO_PAST = 2
 
 
 class AlassoState(NamedTuple):
-    """State of one tensor: 13 bytes a weight in float32."""
+    """State of one tensor: 13 bytes a weight in float32.
 
-    anchor: Tensor  # θ̂
-    omega: Tensor  # Ω ≥ 0
-    path: Tensor  # ω of the running task
-    side: Tensor  # int8: where the observed side lies, −1 left, +1 right, 0 neither; NO_PAST: no surrogate
+    Attributes:
+        anchor: θ̂, where the surrogate is fixed.
+        omega: Ω ≥ 0, how important the weight is.
+        path: ω of the running task.
+        side: Where the observed side lies, in int8: −1 left, +1 right, 0 neither; NO_PAST: no surrogate.
+    """
+
+    anchor: Tensor
+    omega: Tensor
+    path: Tensor
+    side: Tensor
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,14 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         return AlassoState(anchor=theta.clone(), omega=zero, path=zero.clone(), side=side)
 
     def stiffness(self, s: AlassoState) -> tuple[Tensor, Tensor]:
-        """Return c · (Eq. 5's factor of d²), the surrogate's share of the total loss, Eq. 6."""
+        """Return c · (Eq. 5's factor of d²), the surrogate's share of the total loss, Eq. 6.
+
+        Args:
+            s: The state.
+
+        Returns:
+            (k⁻, k⁺), each of θ's shape.
+        """
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a, self.epsilon)
         return self.c * k_minus, self.c * k_plus
 
@@ -112,32 +126,67 @@ class AlassoSurrogate(Surrogate[AlassoState]):
         )
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> AlassoState:
-        """Return Eq. 5 with both sides overestimated: no path led here, so neither has been observed."""
+        """Return Eq. 5 with both sides overestimated: no path led here, so neither has been observed.
+
+        Args:
+            theta: The weights θ.
+            importance: Ω, of θ's shape.
+
+        Returns:
+            The state, as after one task.
+        """
         side = torch.zeros_like(theta, dtype=torch.int8)
         return self.init(theta)._replace(omega=importance.clone(), side=side)
 
     def past_omega(self, s: AlassoState, moved: Tensor) -> Tensor:
-        """Return ω of the past, Eqs. 11 and 12: −c′·L_s(θ̂ⁿ, a′)."""
+        """Return ω of the past, Eqs. 11 and 12: −c′·L_s(θ̂ⁿ, a′).
+
+        Args:
+            s: The state before consolidation.
+            moved: θ̂ⁿ − θ̂ⁿ⁻¹.
+
+        Returns:
+            A tensor of θ's shape, nowhere positive.
+        """
         k_minus, k_plus = asymmetric_factors(s.omega, s.side, self.a_prime, self.epsilon_prime)
         return -self.c_prime * two_sided_spring(moved, k_minus, k_plus)
 
 
 def asymmetric_factors(Omega: Tensor, side: Tensor, a: float, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return Eq. 5's factors of d², left and right of the anchor: Ω if observed, aΩ + ε if not, 0 without a past."""
-    side = side.to(Omega.dtype)  # compiled for a CPU, comparing bytes is three times slower than all the rest
+    """Return Eq. 5's factors of d²: Ω on the observed side, aΩ + ε on the other, 0 without a past.
+
+    Args:
+        Omega: Ω.
+        side: The observed side, as in :class:`AlassoState`.
+        a: Factor of overestimation.
+        epsilon: What an unobserved side costs at least.
+
+    Returns:
+        The factors (left, right) of the anchor, each of Ω's shape.
+    """
+    side = side.to(Omega.dtype)  # in a kernel for a CPU, comparing bytes takes three times as long as all the rest
     overestimated = (a * Omega + epsilon) * (side != NO_PAST)
     return torch.where(side == -1, Omega, overestimated), torch.where(side == 1, Omega, overestimated)
 
 
 def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
-    """Return the sign of θ̂ⁿ⁻¹ − θ̂ⁿ, the second factor of Eq. 4: the observed side is where the weight came from."""
+    """Return the sign of θ̂ⁿ⁻¹ − θ̂ⁿ, the second factor of Eq. 4: the observed side is where the weight came from.
+
+    Args:
+        moved: θ̂ⁿ − θ̂ⁿ⁻¹.
+        Omega: Ω after the task.
+        unmoved: The rule for a weight that stood still, as in :class:`ALASSO`.
+
+    Returns:
+        The side in int8: −1 left, +1 right, 0 neither.
+    """
     side = -torch.sign(moved).to(torch.int8)
     if unmoved != "unobserved":
         # Deviation from Eq. 5 in the authors' experiment: a weight that stood still counts as moved right.
         side = torch.where(side == 0, -1, side).to(torch.int8)
     if unmoved == "sign_of_omega":
-        # To the letter of their program, which keeps the side as the sign of Ω: where Ω = 0 it is lost, and ε is
-        # charged on the left whatever the move was.
+        # As in their program, which stores the side as the sign of Ω: where Ω = 0 the side is lost, and the left
+        # side costs ε whatever the move was.
         side = torch.where(Omega == 0, 1, side).to(torch.int8)
     return side
 
@@ -145,10 +194,22 @@ def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
 def accurate_omega(
     Omega: Tensor, omega_new: Tensor, omega_past: Tensor, moved: Tensor, xi: float, monotone: bool
 ) -> Tensor:
-    """Return Ω by Eq. 7. A weight that stood still says nothing new about the loss: it keeps its Ω, whatever ξ is."""
+    """Return Ω by Eq. 7. A weight that stood still says nothing new about the loss: it keeps its Ω, whatever ξ is.
+
+    Args:
+        Omega: Ω before the task.
+        omega_new: ω of the task.
+        omega_past: ω of the past, from :meth:`AlassoSurrogate.past_omega`.
+        moved: θ̂ⁿ − θ̂ⁿ⁻¹.
+        xi: ξ.
+        monotone: Whether Ω never falls.
+
+    Returns:
+        Ω ≥ 0 after the task, of the same shape.
+    """
     idle = (moved == 0) & (omega_new == 0)
     Omega_new = torch.where(idle, Omega, ratio_or(omega_new + omega_past, moved.square() + xi, Omega))
-    # Not in the paper: the authors' experiment never lets Ω fall. The paper only asks for Ω ≥ 0.
+    # Not in the paper, which only asks for Ω ≥ 0: the authors' experiment never lets Ω fall.
     return torch.maximum(Omega_new, Omega) if monotone else Omega_new.clamp(min=0)
 
 
@@ -159,22 +220,22 @@ class ALASSO(Regularizer):
 
     Args:
         model: The model to protect.
-        a: How much the side that training never saw is overestimated, Eq. 5.
+        a: Factor by which the side that training never saw is overestimated, Eq. 5.
         c: Weight of the past against the present, Eq. 6.
         a_prime: The decoupled a of Eq. 12. Set it to ``a`` for no decoupling.
         c_prime: The decoupled c of Eq. 12. Set it to ``c`` for no decoupling.
-        epsilon: What the unseen side costs at least, Eq. 5.
+        epsilon: Least stiffness of the unseen side, Eq. 5.
         epsilon_prime: The decoupled ε of Eq. 12. Set it to ``epsilon`` for no decoupling.
-        xi: Added to the squared distance in Eq. 7's denominator; small convolutional networks want 1e-3.
-        monotone: Ω by Eq. 7 never falls. Not in the paper's text, but its published numbers need it.
-        omega_rule: "accurate" is Eq. 7; "si" is SI's Eq. 3, which carries Ω over by itself.
-        unmoved: What counts as observed of a weight that stood still. "moved_right": the left side, as in the authors'
-            experiment. "unobserved": neither, as Eq. 5 has it. "sign_of_omega": as in the authors' program, which is
-            "moved_right" with the side lost where Ω = 0.
+        xi: Added to the squared distance in Eq. 7's denominator; small convolutional networks need 1e-3.
+        monotone: Whether Ω by Eq. 7 never falls. Not in the paper's text, but its published numbers need it.
+        omega_rule: "accurate" is Eq. 7; "si" is SI's Eq. 3, which adds to the Ω before.
+        unmoved: Which side of a weight that stood still counts as observed. "moved_right": the left side, as in the
+            authors' experiment. "unobserved": neither, as in Eq. 5. "sign_of_omega": "moved_right" with the side lost
+            where Ω = 0, as in the authors' program.
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
-        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
 
     >>> model = nn.Linear(4, 2)
     >>> optimizer = torch.optim.Adam(model.parameters())
@@ -184,7 +245,7 @@ class ALASSO(Regularizer):
     ...     model(torch.randn(8, 4)).square().mean().backward()
     ...     _ = optimizer.step()
     >>> reg.consolidate()
-    >>> reg.penalty().item()                                    # at the anchor, nothing to pay
+    >>> reg.penalty().item()                                    # zero at the anchor
     0.0
     """
 
@@ -228,6 +289,9 @@ class ALASSO(Regularizer):
         Args:
             model: The model to protect.
             **changes: Settings that differ.
+
+        Returns:
+            The regularizer.
         """
         return cls(model, **{"xi": 0.1, "monotone": True, "unmoved": "moved_right", **changes})
 
@@ -238,6 +302,9 @@ class ALASSO(Regularizer):
         Args:
             model: The model to protect.
             **changes: Settings that differ.
+
+        Returns:
+            The regularizer.
         """
         epsilon = changes.get("epsilon", 1e-6)
         letter = {"monotone": False, "xi": 0.0, "epsilon_prime": epsilon, "unmoved": "unobserved"}
@@ -250,6 +317,9 @@ class ALASSO(Regularizer):
         Args:
             model: The model to protect.
             **changes: Settings that differ.
+
+        Returns:
+            The regularizer.
         """
         return cls(model, **{"omega_rule": "si", **changes})
 
@@ -260,5 +330,8 @@ class ALASSO(Regularizer):
         Args:
             model: The model to protect.
             **changes: Settings that differ.
+
+        Returns:
+            The regularizer.
         """
         return cls(model, **{"a": 1.0, "epsilon": 0.0, **changes})

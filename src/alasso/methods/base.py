@@ -4,8 +4,8 @@ Every regularizer here replaces the loss of past tasks by
 
 .. math:: \mathcal L_s(\theta) = \sum_k k_k^\pm \, (\theta_k - \hat\theta_k)^2 + \text{const}
 
-with a stiffness of its own on each side, :math:`k^-` where :math:`\theta<\hat\theta` and :math:`k^+` where
-:math:`\theta>\hat\theta`. The methods differ only in how they come by the anchor and the stiffness.
+with one stiffness for each side, :math:`k^-` where :math:`\theta<\hat\theta` and :math:`k^+` where
+:math:`\theta>\hat\theta`. The methods differ only in how they choose the anchor and the stiffness.
 
 Everything is elementwise and pure: tensors in, tensors out. The same functions serve float64 tests, shards of a
 distributed model and ``torch.compile``.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
@@ -27,18 +28,29 @@ from alasso.errors import AlassoError
 
 
 class AnchorState(NamedTuple):
-    """State of a method without a path integral: where the spring is fixed, and how important the weight is."""
+    """State of a method without a path integral.
 
-    anchor: Tensor  # θ̂
-    omega: Tensor  # Ω ≥ 0
+    Attributes:
+        anchor: θ̂, where the spring is fixed.
+        omega: Ω ≥ 0, how important the weight is.
+    """
+
+    anchor: Tensor
+    omega: Tensor
 
 
 class PathState(NamedTuple):
-    """State of a method that integrates the loss along the path of training."""
+    """State of a method that integrates the loss along the path of training.
 
-    anchor: Tensor  # θ̂
-    omega: Tensor  # Ω ≥ 0
-    path: Tensor  # ω, summed since the last consolidation
+    Attributes:
+        anchor: θ̂, where the spring is fixed.
+        omega: Ω ≥ 0, how important the weight is.
+        path: ω, summed since the last consolidation.
+    """
+
+    anchor: Tensor
+    omega: Tensor
+    path: Tensor
 
 
 S = TypeVar("S", bound=Any)  # one of the NamedTuples above, or a method's own
@@ -47,11 +59,12 @@ S = TypeVar("S", bound=Any)  # one of the NamedTuples above, or a method's own
 class Surrogate(ABC, Generic[S]):
     """A method's settings and its pure functions over one tensor θ and that tensor's state s.
 
-    A method is a frozen dataclass of this class: its fields are the settings. Everything else follows from them.
+    A method is a frozen dataclass that derives from this class; its fields are the settings. All tensors of a state
+    have θ's shape, unless the state says otherwise.
 
     Attributes:
-        State: The NamedTuple of tensors that is kept for each parameter; it has the fields ``anchor`` and ``omega``.
-        observes_path: Whether the state has a field ``path``, to which each step adds :func:`add_to_path_`.
+        State: The NamedTuple of tensors kept for each parameter; it has the fields ``anchor`` and ``omega``.
+        observes_path: Whether the state has a field ``path``, which :func:`add_to_path_` updates at each step.
     """
 
     State: ClassVar[type]
@@ -59,11 +72,25 @@ class Surrogate(ABC, Generic[S]):
 
     @abstractmethod
     def init(self, theta: Tensor) -> S:
-        """Return the state of weights that have no past: the penalty is zero wherever they go."""
+        """Return the state of weights that have no past: the penalty is zero wherever they go.
+
+        Args:
+            theta: The weights θ.
+
+        Returns:
+            The state, in θ's precision and on its device.
+        """
 
     @abstractmethod
     def stiffness(self, s: S) -> tuple[Tensor, Tensor]:
-        """Return (k⁻, k⁺), the factors of d² left and right of the anchor; one tensor twice if they are alike."""
+        """Return the factors of d² left and right of the anchor.
+
+        Args:
+            s: The state.
+
+        Returns:
+            (k⁻, k⁺), each of θ's shape; one tensor twice if they are alike.
+        """
 
     @abstractmethod
     def consolidate(self, s: S, theta: Tensor, importance: Tensor | None = None) -> S:
@@ -72,33 +99,85 @@ class Surrogate(ABC, Generic[S]):
         Args:
             s: The state before, with the task's path if the method observes one.
             theta: The weights at the end of the task.
-            importance: What was measured on data, for methods that measure it.
+            importance: The importance measured on data, of θ's shape, for methods that measure it.
+
+        Returns:
+            The new state; it shares no tensor with ``s`` or ``theta``.
         """
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> S:
-        """Return the state of weights whose training was not seen: only their importance has been measured."""
+        """Return the state of weights whose training was not observed: only their importance has been measured.
+
+        Args:
+            theta: The weights θ.
+            importance: Their importance, of θ's shape.
+
+        Returns:
+            The state, as after one task.
+        """
         return self.consolidate(self.init(theta), theta, importance)
 
     def constant(self, s: S) -> Tensor | float:
-        """Return the part of the penalty that does not depend on θ."""
+        """Return the part of the penalty that does not depend on θ.
+
+        Args:
+            s: The state.
+
+        Returns:
+            A scalar.
+        """
         return 0.0
 
     def penalty(self, theta: Tensor, s: S) -> Tensor:
-        """Return the surrogate's loss at θ."""
+        """Return the surrogate's loss at θ.
+
+        Args:
+            theta: The weights θ.
+            s: The state.
+
+        Returns:
+            A scalar, differentiable by θ.
+        """
         return two_sided_spring(theta - s.anchor, *self.stiffness(s)).sum() + self.constant(s)
 
     def penalty_grad(self, theta: Tensor, s: S) -> Tensor:
-        """Return the derivative of :meth:`penalty` by θ."""
+        """Return the derivative of :meth:`penalty` by θ.
+
+        Args:
+            theta: The weights θ.
+            s: The state.
+
+        Returns:
+            The gradient, of θ's shape.
+        """
         return two_sided_spring_grad(theta - s.anchor, *self.stiffness(s))
 
 
 def two_sided_spring(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:
-    """Return k⁻·d² left of the anchor and k⁺·d² right of it."""
+    """Return k⁻·d² left of the anchor and k⁺·d² right of it.
+
+    Args:
+        d: Distances θ − θ̂.
+        k_minus: k⁻, of d's shape.
+        k_plus: k⁺, of d's shape.
+
+    Returns:
+        A tensor of d's shape.
+    """
     return k_minus * d.clamp(max=0).square() + k_plus * d.clamp(min=0).square()
 
 
 def two_sided_spring_grad(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:
-    """Return the derivative of :func:`two_sided_spring` by d."""
+    """Return the derivative of :func:`two_sided_spring` by d.
+
+    Args:
+        d: Distances θ − θ̂.
+        k_minus: k⁻, of d's shape.
+        k_plus: k⁺, of d's shape; the tensor ``k_minus`` itself makes one spring of the two.
+
+    Returns:
+        A tensor of d's shape.
+    """
     if k_minus is k_plus:
         return (k_plus * d).mul_(2)
     left = d.clamp(max=0).mul_(k_minus)
@@ -108,21 +187,62 @@ def two_sided_spring_grad(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:
 def add_to_path_(omega: Tensor, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:
     """Subtract g·(θ − θ_before) from ω: how much a step lowered the task's loss, to first order, weight by weight.
 
-    g is the gradient of the task's loss alone (the paper's Eq. 10, one step of it). Runs at every step of a method that
-    observes its path, so it writes in place; the only function here that does.
+    This is one step of the paper's Eq. 10. It runs at every step of a method that observes its path, so it writes in
+    place; no other function here does.
+
+    Args:
+        omega: ω, changed in place.
+        g: The gradient of the task's loss alone, of ω's shape.
+        theta_before: The weights before the step.
+        theta: The weights after it.
     """
     omega.addcmul_(g, theta - theta_before, value=-1)
 
 
 def require_importance(importance: Tensor | None) -> Tensor:
-    """Return the importance measured on data, which EWC and MAS cannot do without."""
+    """Return the importance measured on data, which EWC and MAS cannot do without.
+
+    Args:
+        importance: What consolidation received.
+
+    Returns:
+        The importance.
+
+    Raises:
+        AlassoError: It is None.
+    """
     if importance is None:
         raise AlassoError("this method needs an importance measured on data; pass consolidate() the task's loader")
     return importance
 
 
+def require_loader(loader: Iterable[Any] | None, method: str) -> Iterable[Any]:
+    """Return the data that a method measures importance on.
+
+    Args:
+        loader: What consolidation received.
+        method: The method's name, for the message.
+
+    Returns:
+        The loader.
+
+    Raises:
+        AlassoError: It is None.
+    """
+    if loader is None:
+        raise AlassoError(f"{method} measures importance on data; pass consolidate() the task's loader")
+    return loader
+
+
 def check_non_negative(**settings: object) -> None:
-    """Refuse a negative, infinite or NaN setting by its name."""
+    """Refuse a negative, infinite or NaN setting by its name.
+
+    Args:
+        **settings: The settings by name.
+
+    Raises:
+        AlassoError: One is not a number, or is out of range.
+    """
     for name, value in settings.items():
         if not isinstance(value, Real):
             given = type(value).__name__ if isinstance(value, Tensor | torch.optim.Optimizer) else repr(value)
@@ -133,6 +253,15 @@ def check_non_negative(**settings: object) -> None:
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Refuse a value that is none of a ``Literal``'s."""
+    """Refuse a value that is none of a ``Literal``'s.
+
+    Args:
+        name: The setting's name.
+        value: Its value.
+        choices: The ``Literal``.
+
+    Raises:
+        AlassoError: The ``Literal`` does not hold the value.
+    """
     if value not in get_args(choices):
         raise AlassoError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}")

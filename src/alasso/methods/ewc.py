@@ -27,23 +27,36 @@ from torch import Tensor, nn
 from alasso import importance
 from alasso.errors import AlassoError
 from alasso.importance._objectives import Loss
-from alasso.methods.base import AnchorState, Surrogate, check_choice, check_non_negative, require_importance
-from alasso.regularizer import Head, Loader, Regularizer, Setting, require_loader
+from alasso.methods.base import (
+    AnchorState,
+    Surrogate,
+    check_choice,
+    check_non_negative,
+    require_importance,
+    require_loader,
+)
+from alasso.regularizer import Head, Loader, Regularizer, Setting
 
 Labels = Literal["true", "sampled", "expected", "uniform"]
 
 
 class EWCState(NamedTuple):
-    """One spring that equals the sum of all tasks' springs."""
+    """One spring that equals the sum of all tasks' springs.
 
-    anchor: Tensor  # centre θ_c of the summed quadratic
-    omega: Tensor  # Σ F_t
-    constant: Tensor  # value of Σ_t Σ_k F_t (θ_c − θ_t)², which does not depend on θ
+    Attributes:
+        anchor: Centre θ_c of the summed quadratic.
+        omega: Σ F_t.
+        constant: Σ_t Σ_k F_t (θ_c − θ_t)², a scalar, which does not depend on θ.
+    """
+
+    anchor: Tensor
+    omega: Tensor
+    constant: Tensor
 
 
 @dataclass(frozen=True)
 class EWCSurrogate(Surrogate[EWCState]):
-    """EWC's setting and functions: ½λF is the factor of d²."""
+    """EWC's setting and functions, with ½λF as the factor of d²; :class:`EWC` explains the settings."""
 
     lam: float = 100.0
 
@@ -67,9 +80,18 @@ class EWCSurrogate(Surrogate[EWCState]):
 
 
 def summed_quadratic(s: EWCState, theta: Tensor, F: Tensor) -> EWCState:
-    """Return the quadratic of the past plus F·(· − θ)², as one quadratic and a constant."""
+    """Return the quadratic of the past plus F·(· − θ)², as one quadratic and a constant.
+
+    Args:
+        s: The quadratic of the past.
+        theta: The centre of the new quadratic.
+        F: Its stiffness, of θ's shape.
+
+    Returns:
+        The sum.
+    """
     total = s.omega + F
-    # Share of the newcomer; where neither has any stiffness the centre is free, and the latest weights will do.
+    # Share of the new quadratic. Where both are zero the centre is free: take the latest weights.
     share = torch.where(total > 0, F / torch.where(total > 0, total, 1.0), 1.0)
     apart = theta - s.anchor
     return EWCState(
@@ -81,7 +103,7 @@ def summed_quadratic(s: EWCState, theta: Tensor, F: Tensor) -> EWCState:
 
 @dataclass(frozen=True)
 class OnlineEWCSurrogate(Surrogate[AnchorState]):
-    """Online EWC's settings and functions: ½λF* is the factor of d²."""
+    """Online EWC's functions, with ½λF* as the factor of d²; :class:`OnlineEWC` explains the settings."""
 
     lam: float = 100.0
     gamma: float = 1.0
@@ -97,7 +119,7 @@ class OnlineEWCSurrogate(Surrogate[AnchorState]):
         return AnchorState(anchor=theta.clone(), omega=torch.zeros_like(theta))
 
     def stiffness(self, s: AnchorState) -> tuple[Tensor, Tensor]:
-        # Schwarz et al. write γF* here as well; a constant factor of λ, left to λ.
+        # Schwarz et al. write γF* here as well; that is a constant factor, which λ holds.
         k = 0.5 * self.lam * s.omega
         return k, k
 
@@ -110,11 +132,14 @@ class FisherRegularizer(Regularizer):
 
     Args:
         model: The model to protect.
-        surrogate: The method's maths.
+        surrogate: The method's settings and maths.
         labels: Whose log-likelihood the Fisher is of: the "true" labels', labels "sampled" from the model, the model's
             "expected" value over all classes, or the "uniform" mean over them.
-        loss: A negative log-likelihood of your own, one value a sample, for targets that are not classes.
+        loss: A custom negative log-likelihood, one value a sample, for targets that are not classes.
         exclude: Shell-style patterns of parameter names to leave alone.
+
+    Raises:
+        AlassoError: The labels are unknown or do not go with the loss, or a pattern matches no parameter.
     """
 
     def __init__(
@@ -155,27 +180,35 @@ class FisherRegularizer(Regularizer):
 
 
 def check_labels(labels: Labels, loss: Loss | None) -> None:
-    """Refuse labels that the Fisher does not know, or that do not go with a loss."""
+    """Refuse labels that the Fisher does not know, or that do not go with a loss.
+
+    Args:
+        labels: Whose log-likelihood the Fisher is of.
+        loss: A custom loss, or None.
+
+    Raises:
+        AlassoError: The labels are unknown, or there is a loss and they are not "true".
+    """
     check_choice("labels", labels, Labels)
     if loss is not None and labels != "true":
-        raise AlassoError(f'a loss of your own is taken at the given targets: leave labels="true", not {labels!r}')
+        raise AlassoError(f'a custom loss needs the given targets: leave labels="true", not {labels!r}')
 
 
 class EWC(FisherRegularizer):
-    """Elastic weight consolidation (Kirkpatrick et al., 2017): the exact sum of a quadratic a task, at the cost of one.
+    """Elastic weight consolidation (Kirkpatrick et al., 2017): the exact sum of all quadratics, at the cost of one.
 
     Args:
         model: The model to protect.
         lam: λ of the penalty ½λ Σ F d².
         labels: Whose log-likelihood the Fisher is of: the "true" labels', labels "sampled" from the model, the model's
             "expected" value over all classes, or the "uniform" mean over them. The last does not vanish where the model
-            is certain and wants a far smaller ``lam`` (0.3 on permuted MNIST, where the true labels want 300).
-        loss: A negative log-likelihood of your own, one value a sample, for targets that are not classes; for a
-            regression ``lambda output, y: (output - y).square().sum(1) / 2``.
+            is certain and needs a far smaller ``lam`` (0.3 on permuted MNIST, where the true labels need 300).
+        loss: A custom negative log-likelihood, one value a sample, for targets that are not classes; for regression
+            ``lambda output, y: (output - y).square().sum(1) / 2``.
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
-        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
     """
 
     method = "EWC"
@@ -200,13 +233,13 @@ class OnlineEWC(FisherRegularizer):
     Args:
         model: The model to protect.
         lam: λ of the penalty ½λ Σ F* d².
-        gamma: γ, what is kept of the past's Fisher at each task, from 0 to 1.
+        gamma: γ, the share of the past's Fisher that each task keeps, from 0 to 1.
         labels: Whose log-likelihood the Fisher is of, as in :class:`EWC`.
-        loss: A negative log-likelihood of your own, as in :class:`EWC`.
+        loss: A custom negative log-likelihood, as in :class:`EWC`.
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
-        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
     """
 
     method = "OnlineEWC"

@@ -9,15 +9,15 @@ its mode:
     \theta^*_\text{mean} = \sum_k \alpha_k \theta_k, \qquad
     \theta^*_\text{mode} = \frac{\sum_k \alpha_k F_k \theta_k}{\sum_k \alpha_k F_k}.
 
-With F_k = 1 the second is the first, so two running sums serve both. Merging is sensible only if the loss has no ridge
-between the weights, which the transfer techniques see to when task k is trained from the weights θ_{k−1} before it:
+With F_k = 1 the second is the first, so two running sums serve both. Merging works only if the loss has no ridge
+between the weights. The transfer techniques prevent one; they train task k from the weights θ_{k−1} before it:
 
     weight  start at θ_{k−1}
-    l2      and pay λ‖θ − θ_{k−1}‖²
-    drop    and drop nodes to what they were at θ_{k−1}, not to zero: :class:`DropTransfer`
+    l2      and add λ‖θ − θ_{k−1}‖² to the loss
+    drop    and drop nodes to their values at θ_{k−1}, not to zero: :class:`DropTransfer`
 
-Deviations, each a setting: by default the next task starts from the merged weights, where the paper starts it from the
-last task's own (``start="last"``); a weight that stood still in a task has no say in the mean (``count_unmoved``).
+Deviations, each a setting: by default the next task starts from the merged weights, while the paper starts it from the
+last task's own (``start="last"``); the mean leaves out weights that stood still in a task (``count_unmoved``).
 """
 
 from __future__ import annotations
@@ -45,12 +45,19 @@ Start = Literal["merged", "last"]
 
 
 class IMMState(NamedTuple):
-    """The mixture of all tasks so far, and where the next one begins."""
+    """The mixture of all tasks so far, and where the next one begins.
 
-    anchor: Tensor  # θ_{k−1}, where the next task starts: merged weights, or the last task's own
-    omega: Tensor  # what L2-transfer weighs: 1 where there is a past, 0 where not
-    precision: Tensor  # Σ α_k F_k
-    weighted: Tensor  # Σ α_k F_k θ_k
+    Attributes:
+        anchor: θ_{k−1}, where the next task starts: the merged weights, or the last task's own.
+        omega: 1 where there is a past, which L2-transfer protects, else 0.
+        precision: Σ α_k F_k.
+        weighted: Σ α_k F_k θ_k.
+    """
+
+    anchor: Tensor
+    omega: Tensor
+    precision: Tensor
+    weighted: Tensor
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,14 @@ class IMMSurrogate(Surrogate[IMMState]):
         return IMMState(anchor=theta.clone(), omega=zero, precision=zero.clone(), weighted=zero.clone())
 
     def stiffness(self, s: IMMState) -> tuple[Tensor, Tensor]:
-        """Return λ where L2-transfer is on and the weight has a past; the authors decay the first task to zero."""
+        """Return λ where L2-transfer is on and the weight has a past; the authors decay the first task to zero.
+
+        Args:
+            s: The state.
+
+        Returns:
+            (k⁻, k⁺), one tensor of θ's shape twice.
+        """
         k = self.lam * s.omega if "l2" in self.transfer else torch.zeros_like(s.omega)
         return k, k
 
@@ -96,40 +110,85 @@ class IMMSurrogate(Surrogate[IMMState]):
         )
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> IMMState:
-        """Return the first of the tasks to be merged; here even a weight that stood still has a say."""
+        """Return the first of the tasks to merge; it counts weights that stood still as well.
+
+        Args:
+            theta: The weights θ.
+            importance: The Fisher information, of θ's shape.
+
+        Returns:
+            The state, as after one task.
+        """
         F = importance if self.merge == "mode" else torch.ones_like(theta)
         return IMMState(anchor=theta.clone(), omega=(F > 0).to(theta.dtype), precision=F.clone(), weighted=F * theta)
 
     def task_precision(self, s: IMMState, theta: Tensor, importance: Tensor | None) -> Tensor:
-        """Return F_k of the task that ended at θ: the Fisher information for the mode, 1 for the mean."""
+        """Return F_k of the task that ended at θ: the Fisher information for the mode, 1 for the mean.
+
+        Args:
+            s: The state before the task.
+            theta: The weights at its end.
+            importance: The Fisher information, of θ's shape; the mean needs none.
+
+        Returns:
+            A tensor of θ's shape.
+
+        Raises:
+            AlassoError: The mode was given no Fisher information.
+        """
         if self.merge == "mode":
             return require_importance(importance)
-        # Not in the paper: a weight that stood still took no part in the task. Most of all these are the outputs of
-        # classes yet to come, whose initial values would otherwise halve what is learned about them later.
+        # Not in the paper: a weight that stood still took no part in the task. Most of these belong to outputs of later
+        # classes; counting their initial values would halve what is learned about them later.
         return torch.ones_like(theta) if self.count_unmoved else (theta != s.anchor).to(theta.dtype)
 
     def merged(self, s: IMMState, theta: Tensor) -> Tensor:
-        """Return θ*, the weights to take after a task that ended at θ, given the state that consolidation returned."""
+        """Return θ*, the merged weights.
+
+        Args:
+            s: The state that :meth:`consolidate` returned.
+            theta: The weights at the end of the last task.
+
+        Returns:
+            A tensor of θ's shape.
+        """
         return mode_of_gaussians(s.precision, s.weighted, theta)
 
 
 def mixing_ratios(precision: Tensor, F: Tensor, last_weight: float | None) -> tuple[Tensor | float, Tensor | float]:
-    """Return (α of the past, α of the newcomer), up to a common factor, which cancels in θ*.
+    """Return the α of the past and of the newest task, up to a common factor, which cancels in θ*.
 
-    The authors' α_K is applied once, after the last task, with 1 − α_K shared evenly by all before; here it is applied
-    after every task, so the past fades geometrically. For two tasks the two are one.
+    The authors apply α_K once, after the last task, and all tasks before share 1 − α_K evenly. Here it applies after
+    every task, so the past fades geometrically. For two tasks both are the same.
+
+    Args:
+        precision: Σ α_k F_k of the past.
+        F: F_k of the newest task, of the same shape.
+        last_weight: Share of the newest task; None: all tasks count alike.
+
+    Returns:
+        (α of the past, α of the newest task).
     """
     if last_weight is None:
         return 1.0, 1.0
-    # Whoever is alone takes all: the first to have a say, or the past where the newcomer has none.
+    # Where only one of the two has any precision, it takes all.
     w = torch.where(precision > 0, last_weight, 1.0).to(F.dtype) * (F > 0)
     return 1 - w, w
 
 
 def mode_of_gaussians(precision: Tensor, weighted: Tensor, theta: Tensor) -> Tensor:
-    """Return Σ α_k F_k θ_k / Σ α_k F_k, and the latest weights θ where no task has any precision."""
-    # The authors add 1e-8 to every F_k, which makes that case the mean but shifts all others a little, too.
-    # Below the smallest normal number the ratio would be one of rounding errors.
+    """Return Σ α_k F_k θ_k / Σ α_k F_k, and the latest weights θ where no task has any precision.
+
+    Args:
+        precision: Σ α_k F_k.
+        weighted: Σ α_k F_k θ_k.
+        theta: The latest weights.
+
+    Returns:
+        A tensor of θ's shape.
+    """
+    # The authors add 1e-8 to every F_k, which makes that case the mean but shifts all others a little.
+    # Below the smallest normal number the ratio is nothing but rounding error.
     known = precision >= torch.finfo(precision.dtype).tiny
     return torch.where(known, weighted / torch.where(known, precision, 1.0), theta)
 
@@ -144,48 +203,50 @@ def drop_transfer(theta: Tensor, theta_prev: Tensor, keep: Tensor, p: float) -> 
         \qquad \mathrm E[\hat\theta] = \theta
 
     Args:
-        theta: What the nodes put out at θ.
-        theta_prev: What they put out at θ_{k−1}.
-        keep: Mask of the nodes that stay.
-        p: The chance to be dropped.
+        theta: The nodes' outputs at θ.
+        theta_prev: Their outputs at θ_{k−1}, of the same shape.
+        keep: Mask of the nodes to keep, of the same shape.
+        p: The probability to drop a node.
+
+    Returns:
+        A tensor of that shape, in ``theta``'s precision.
     """
-    exact = torch.promote_types(theta.dtype, torch.float32)  # in half precision, p would not be the share of ``keep``
+    exact = torch.promote_types(theta.dtype, torch.float32)  # half precision would round p
     kept = (theta.to(exact) - p * theta_prev.to(exact)) / (1 - p)
     return torch.where(keep, kept.to(theta.dtype), theta_prev)
 
 
 class DropTransfer:
-    """Trains a model with drop-transfer while the context is open; made and entered when a task after the first begins.
+    """Trains a model with drop-transfer while the context is open. Make and enter one for each task after the first.
 
-    The weights at the time of making are θ_{k−1}. A node is one number that a layer puts out for one example; which of
-    them are dropped is drawn anew at each forward pass in training mode, and evaluation is left alone. Since a layer is
-    linear in its weights, dropping node i's weight vector is dropping its pre-activation, as the authors' program does.
-    They also drop a fifth of the inputs, in the usual way, and train the first task with usual dropout: both are the
-    model's own affair.
+    The weights at construction are θ_{k−1}. A node is one output of a layer for one example. Each forward pass in
+    training mode draws which nodes to drop; evaluation mode drops none. A layer is linear in its weights, so dropping
+    node i's weight vector is dropping its pre-activation, as the authors' program does. The authors also drop a fifth
+    of the inputs, in the usual way, and train the first task with usual dropout: do both in the model.
 
     Args:
         model: The model to train.
-        p: The chance that a node is dropped.
+        p: The probability to drop a node.
         exclude: Shell-style patterns of the names of layers to leave alone. None leaves out the last linear or
             convolutional layer of the model, the output, as the authors do.
 
     Raises:
-        AlassoError: No layer is left, a pattern fits none, or p is not in [0, 1).
+        AlassoError: No layer is left, a pattern matches none, or p is not in [0, 1).
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> with DropTransfer(model, p=0.5):
-    ...     out = model(torch.randn(3, 4))                      # nothing has moved yet: nothing to drop
+    ...     out = model(torch.randn(3, 4))                      # no weight has moved yet: nothing changes
     """
 
     def __init__(self, model: nn.Module, p: float = 0.5, *, exclude: str | Iterable[str] | None = None) -> None:
         if not 0 <= p < 1:
-            raise AlassoError(f"p, the chance that a node is dropped, must lie in [0, 1), not {p}")
+            raise AlassoError(f"p, the probability to drop a node, must lie in [0, 1), not {p}")
         self.p = p
         self._previous = {layer: _copied(layer) for layer in _layers_to_drop(model, exclude)}
         self._handles = [layer.register_forward_hook(self._drop, with_kwargs=True) for layer in self._previous]
 
     def remove(self) -> None:
-        """End the task: the model is as it was."""
+        """End the task: remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -199,7 +260,7 @@ class DropTransfer:
         self.remove()
 
     def _drop(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor:
-        """Return the layer's output h with nodes dropped to what they were at θ_{k−1}."""
+        """Return the layer's output h with some nodes dropped to their values at θ_{k−1}."""
         if not layer.training:
             return h
         x = next(iter((*args, *kwargs.values())))
@@ -223,7 +284,7 @@ def _layers_to_drop(model: nn.Module, exclude: str | Iterable[str] | None) -> li
         for name in matched:
             del layers[name]
     if not layers:
-        raise AlassoError("drop-transfer finds no hidden linear or convolutional layer to drop nodes of")
+        raise AlassoError("drop-transfer finds no hidden linear or convolutional layer")
     return list(layers.values())
 
 
@@ -235,7 +296,7 @@ def _copied(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def _pre_activation(layer: nn.Module, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    """Return what the layer would put out if its weights were (W, b)."""
+    """Return the layer's output at the weights (W, b)."""
     if isinstance(layer, nn.Linear):
         return nn.functional.linear(x, W, b)
     assert isinstance(layer, _Convolution)
@@ -244,30 +305,30 @@ def _pre_activation(layer: nn.Module, x: Tensor, W: Tensor, b: Tensor | None) ->
 
 
 class IMM(FisherRegularizer):
-    """Incremental moment matching (Lee et al., 2017): after each task the model takes the merged weights of all so far.
+    """Incremental moment matching (Lee et al., 2017): after each task the model takes the merged weights of all tasks.
 
-    Consolidation changes the weights: begin the next task with a new optimizer, or one whose state is reset.
+    Consolidation changes the weights: begin the next task with a new optimizer, or reset its state.
 
     Args:
         model: The model to protect.
         merge: "mean" averages the tasks' weights; "mode" weighs them by their Fisher information, and needs a loader.
-        transfer: "weight", "l2", "drop" or "l2-drop". Those with l2 pay λ‖θ − θ_{k−1}‖² through :meth:`attach`; train
-            those with drop within :class:`DropTransfer`.
+        transfer: "weight", "l2", "drop" or "l2-drop". With l2, :meth:`attach` adds λ‖θ − θ_{k−1}‖² to the loss; with
+            drop, train within :class:`DropTransfer`.
         lam: λ of L2-transfer.
         last_weight: Share of the newest task in the merged weights; None: all tasks count alike.
         start: The next task begins at the "merged" weights or, as in the paper, at the "last" task's own, which
             :meth:`begin_task` puts back.
-        count_unmoved: Whether the mean counts a weight that a task left exactly where it was.
+        count_unmoved: Whether the mean counts weights that did not move in a task.
         labels: Whose log-likelihood the Fisher is of, as in :class:`EWC`.
-        loss: A negative log-likelihood of your own, as in :class:`EWC`.
+        loss: A custom negative log-likelihood, as in :class:`EWC`.
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
-        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
     """
 
     method = "IMM"
-    anchors_are_weights = False  # but the last task's own, before merging
+    anchors_are_weights = False  # with start="last" they are the weights before merging
     merge = Setting[Merge]()
     transfer = Setting[Transfer]()
     lam = Setting[float]()
@@ -292,7 +353,7 @@ class IMM(FisherRegularizer):
     ) -> None:
         surrogate = IMMSurrogate(merge, transfer, lam, last_weight, start, count_unmoved)
         if loss is not None and merge != "mode":
-            raise AlassoError("mean-IMM measures nothing, and needs no loss: leave it out")
+            raise AlassoError("mean-IMM measures nothing and needs no loss: leave it out")
         super().__init__(model, surrogate, labels, loss, exclude)
 
     def _check_was_trained(self) -> None:
@@ -303,7 +364,7 @@ class IMM(FisherRegularizer):
             if not bool(torch.isfinite(local(parameter)).all()):
                 raise DivergedError(
                     f"{name} holds NaN or infinite weights: the training diverged (a smaller learning rate helps); "
-                    "the state before this consolidation is kept"
+                    "the regularizer keeps its earlier state"
                 )
         return super().measure(loader, head) if self.merge == "mode" else {}
 

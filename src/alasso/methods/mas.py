@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
-from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance
-from alasso.regularizer import Head, Loader, Regularizer, Setting, require_loader
+from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance, require_loader
+from alasso.regularizer import Head, Loader, Regularizer, Setting
 
 
 @dataclass(frozen=True)
 class MASSurrogate(Surrogate[AnchorState]):
-    """MAS's setting and functions: λΩ is the factor of d²."""
+    """MAS's setting and functions, with λΩ as the factor of d²; :class:`MAS` explains the settings."""
 
     lam: float = 1.0
 
@@ -46,7 +46,7 @@ class MASSurrogate(Surrogate[AnchorState]):
 class MAS(Regularizer):
     """Memory aware synapses (Aljundi et al., ECCV 2018): importance from the outputs' sensitivity, without labels.
 
-    ``consolidate(loader)`` measures it on the task's data.
+    ``consolidate(loader)`` measures the importance on the task's data.
 
     Args:
         model: The model to protect.
@@ -54,7 +54,7 @@ class MAS(Regularizer):
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
-        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
     """
 
     method = "MAS"

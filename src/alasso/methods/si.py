@@ -50,12 +50,31 @@ class SISurrogate(Surrogate[PathState]):
 
 
 def accumulated_omega(Omega: Tensor, omega: Tensor, moved: Tensor, xi: float) -> Tensor:
-    """Return Ω by Eq. 3. A negative ω lowers Ω, never below zero: SI's authors take the rectifier of the whole sum."""
+    """Return Ω by Eq. 3. A negative ω lowers Ω, but never below zero: SI's authors rectify the whole sum.
+
+    Args:
+        Omega: Ω before the task.
+        omega: ω of the task.
+        moved: θ̂ⁿ − θ̂ⁿ⁻¹.
+        xi: ξ.
+
+    Returns:
+        Ω ≥ 0 after the task, of the same shape.
+    """
     return (Omega + ratio_or(omega, moved.square() + xi, torch.zeros_like(omega))).clamp(min=0)
 
 
 def ratio_or(numerator: Tensor, denominator: Tensor, otherwise: Tensor) -> Tensor:
-    """Return numerator / denominator, or ``otherwise`` where the denominator is zero: ξ = 0 and no move."""
+    """Return numerator / denominator, or ``otherwise`` where the denominator is zero: ξ = 0 and no move.
+
+    Args:
+        numerator: Of any shape.
+        denominator: Of the numerator's shape.
+        otherwise: Of the numerator's shape.
+
+    Returns:
+        A tensor of that shape.
+    """
     still = denominator == 0
     return torch.where(still, otherwise, numerator / torch.where(still, 1.0, denominator))
 
@@ -66,11 +85,11 @@ class SI(Regularizer):
     Args:
         model: The model to protect.
         c: Strength of the penalty, Eq. 1.
-        xi: Damping of a weight that hardly moved, Eq. 3.
+        xi: Damping of weights that hardly moved, Eq. 3.
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
-        AlassoError: A setting is out of its range, or a pattern fits no parameter.
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
     """
 
     method = "SI"

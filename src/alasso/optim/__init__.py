@@ -1,6 +1,6 @@
-"""Adam and SGD that know a regularizer: the penalty is part of their own pass over memory, compiled at the first steps.
+"""Adam and SGD with a regularizer: the penalty is part of their own pass over memory, compiled at the first steps.
 
-They are torch's optimizers, with their arguments, ``state_dict`` and behaviour.
+They are torch's optimizers, with the same arguments, ``state_dict`` and behaviour.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["SGD", "Adam"]
 class Adam(FusedOptimizer, torch.optim.Adam):
     """``torch.optim.Adam``, whose steps add a regularizer's penalty and observe its path; no ``attach()`` is needed.
 
-    Compiling takes some seconds at the first steps, and is shown. What cannot be fused (half precision, scaled
-    gradients, no compiler) is done by hooks, with equal results, and a line in the log.
+    Compiling takes some seconds at the first steps; the log says so. Hooks do what cannot be fused (half precision,
+    scaled gradients, no compiler), with equal results and a line in the log.
 
     Args:
-        params: As torch takes them.
+        params: Parameters or parameter groups, as in torch.
         lr: Learning rate.
         betas: Decay of the two moments.
         eps: Added to the root of the second moment.
         weight_decay: Decay of the weights.
-        amsgrad: Whether the largest second moment so far is used.
-        regularizer: Whose penalty is part of each step.
+        amsgrad: Whether to use the largest second moment so far.
+        regularizer: The regularizer whose penalty is part of each step; None for plain training.
         **options: torch's other options.
 
     Raises:
-        AlassoError: ``regularizer`` is none, or protects none of the parameters.
+        AlassoError: ``regularizer`` is no regularizer, or protects none of the parameters.
 
     >>> import alasso
     >>> model = torch.nn.Linear(4, 2)
@@ -62,10 +62,10 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         self._take(regularizer)
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Make a step.
+        """Take a step.
 
         Args:
-            closure: Evaluates the loss and its gradients, as torch's optimizers take it.
+            closure: Evaluates the loss and its gradients, as in torch.
 
         Returns:
             The closure's loss, if there is one.
@@ -107,17 +107,17 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     """``torch.optim.SGD``, whose steps add a regularizer's penalty, as those of :class:`Adam` do.
 
     Args:
-        params: As torch takes them.
+        params: Parameters or parameter groups, as in torch.
         lr: Learning rate.
         momentum: Decay of the velocity.
-        dampening: What is kept from the velocity of each gradient.
+        dampening: Share of each gradient that the velocity leaves out.
         weight_decay: Decay of the weights.
-        nesterov: Whether the step looks ahead.
-        regularizer: Whose penalty is part of each step.
+        nesterov: Whether to use Nesterov momentum.
+        regularizer: The regularizer whose penalty is part of each step; None for plain training.
         **options: torch's other options.
 
     Raises:
-        AlassoError: ``regularizer`` is none, or protects none of the parameters.
+        AlassoError: ``regularizer`` is no regularizer, or protects none of the parameters.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         self._take(regularizer)
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Make a step.
+        """Take a step.
 
         Args:
-            closure: Evaluates the loss and its gradients, as torch's optimizers take it.
+            closure: Evaluates the loss and its gradients, as in torch.
 
         Returns:
             The closure's loss, if there is one.
@@ -148,7 +148,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def _why_not(self, parameter: nn.Parameter, group: Group) -> str | None:
         if group["momentum"] and group["dampening"] and self.state[parameter].get("momentum_buffer") is None:
-            return "the first step with dampening is one of its own"
+            return "the first step with dampening differs from the later ones"
         return super()._why_not(parameter, group)
 
     def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:

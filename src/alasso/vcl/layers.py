@@ -1,11 +1,11 @@
-"""Layers whose weights are Gaussians, and models made of them: what variational continual learning trains."""
+"""Layers with Gaussian weights, and models made of them: what variational continual learning trains."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,23 +13,26 @@ from torch import Tensor, nn
 
 from alasso.errors import AlassoError
 
-#: Variances are kept above this, where the square root still has a finite derivative; a noise of 1e-8 is none.
+#: Variances stay above this, so that the square root has a finite derivative; noise of 1e-8 is negligible.
 SMALLEST_VARIANCE = 1e-16
 
 
 # -- sampling ------------------------------------------------------------------------------------------------
 
 
-def standard_noise(like: Tensor) -> Tensor:
-    """What makes a forward pass random: a number of N(0, 1) for each one of ``like``."""
-    return torch.randn_like(like)
-
-
 def reparameterised(mean: Tensor, variance: Tensor) -> Tensor:
-    """A sample of N(mean, variance), differentiable by both."""
-    # An input of zeros has no variance; there √ has an infinite slope, and the gradient would be 0 · inf.
+    """Return a sample of N(mean, variance), differentiable by both.
+
+    Args:
+        mean: Means, of any shape.
+        variance: Variances, of the same shape.
+
+    Returns:
+        A tensor of that shape.
+    """
+    # An input of zeros has no variance; √ has an infinite slope there, and the gradient would be 0 · inf.
     smallest = max(SMALLEST_VARIANCE, torch.finfo(variance.dtype).tiny)
-    return mean + variance.clamp(min=smallest).sqrt() * standard_noise(mean)
+    return mean + variance.clamp(min=smallest).sqrt() * torch.randn_like(mean)
 
 
 # -- layers --------------------------------------------------------------------------------------------------
@@ -38,14 +41,21 @@ def reparameterised(mean: Tensor, variance: Tensor) -> Tensor:
 class BayesLayer(nn.Module):
     """A linear map with Gaussian weights, made from a plain layer; see :class:`BayesLinear` and :class:`BayesConv2d`.
 
-    Means begin at the plain layer's weights, or near zero, all log-variances at ``initial_logvar``. The first task's
-    prior is N(``prior_mean``, ``prior_var``). A forward pass samples, in training and in evaluation mode alike; with
-    ``sampling`` False it uses the means. With ``given_variances`` True a forward pass takes what stands for the
-    log-variances for the variances themselves, for one who keeps both and wants gradients by the variances.
+    A forward pass samples, in training and in evaluation mode alike; with the attribute ``sampling`` False it uses the
+    means.
+
+    Args:
+        layer: The plain layer.
+        initial_logvar: Log-variance that every weight begins with.
+        from_point_estimate: Whether the means begin at the plain layer's weights, or else at small random values.
+        prior_mean: Mean of the first task's prior.
+        prior_var: Variance of the first task's prior.
+
+    Raises:
+        AlassoError: ``prior_var`` is not above zero.
     """
 
     sampling = True
-    given_variances = False
     weight_mean: nn.Parameter
     weight_logvar: nn.Parameter
     bias_mean: nn.Parameter | None
@@ -72,24 +82,37 @@ class BayesLayer(nn.Module):
                 self.register_parameter(f"{name}_mean", None)
                 self.register_parameter(f"{name}_logvar", None)
                 continue
-            mean = value.detach().clone() if from_point_estimate else small_random(value)
+            mean = value.detach().clone() if from_point_estimate else _small_random(value)
             self.register_parameter(f"{name}_mean", nn.Parameter(mean))
             self.register_parameter(f"{name}_logvar", nn.Parameter(torch.full_like(mean, initial_logvar)))
             self.register_buffer(f"prior_{name}_mean", torch.full_like(mean, prior_mean))
             self.register_buffer(f"prior_{name}_var", torch.full_like(mean, prior_var))
 
     def linear_map(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-        """Wx + b, for this kind of layer."""
+        """Return Wx + b, for this kind of layer.
+
+        Args:
+            x: Input of the layer.
+            W: Weight, of the plain layer's shape.
+            b: Bias, or None.
+
+        Returns:
+            The output of a plain layer with these weights.
+        """
         raise AssertionError("each kind of layer has its own")
 
     def pre_activation(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """E[h] and Var[h] of the layer's output h for an input x."""
-        bias_var = None if self.bias_logvar is None else self.variance(self.bias_logvar)
-        mean = self.linear_map(x, self.weight_mean, self.bias_mean)
-        return mean, self.linear_map(x.square(), self.variance(self.weight_logvar), bias_var)
+        """Return the mean and variance of the layer's output h.
 
-    def variance(self, logvar: Tensor) -> Tensor:
-        return logvar if self.given_variances else logvar.exp()
+        Args:
+            x: Input of the layer.
+
+        Returns:
+            (E[h], Var[h]), each of the output's shape.
+        """
+        bias_var = None if self.bias_logvar is None else self.bias_logvar.exp()
+        mean = self.linear_map(x, self.weight_mean, self.bias_mean)
+        return mean, self.linear_map(x.square(), self.weight_logvar.exp(), bias_var)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sampling:
@@ -97,7 +120,11 @@ class BayesLayer(nn.Module):
         return reparameterised(*self.pre_activation(x))
 
     def posteriors(self) -> Iterator[tuple[nn.Parameter, nn.Parameter, Tensor, Tensor]]:
-        """(mean, logvar, prior_mean, prior_var) of the weight, and of the bias if there is one."""
+        """Yield the distributions of the weight and, if there is one, of the bias.
+
+        Yields:
+            (mean, logvar, prior_mean, prior_var), each of the weight's or the bias's shape.
+        """
         yield self.weight_mean, self.weight_logvar, self.prior_weight_mean, self.prior_weight_var
         if self.bias_mean is not None and self.bias_logvar is not None:
             yield self.bias_mean, self.bias_logvar, self.prior_bias_mean, self.prior_bias_var
@@ -107,10 +134,9 @@ class BayesLayer(nn.Module):
 
 
 class BayesLinear(BayesLayer):
-    """A linear layer with Gaussian weights.
+    """A linear layer with Gaussian weights; :class:`BayesLayer` explains the arguments.
 
-    Exact for inputs (N, D). Inputs (N, T, D) get a noise of their own at each position t, as positions in
-    :class:`BayesConv2d` do.
+    Exact for inputs (N, D). Inputs (N, T, D) get independent noise at each position t, as in :class:`BayesConv2d`.
 
     >>> BayesLinear(nn.Linear(3, 2))(torch.ones(5, 3)).shape
     torch.Size([5, 2])
@@ -121,14 +147,14 @@ class BayesLinear(BayesLayer):
 
 
 class _BayesConv(BayesLayer):
-    """Geometry of a convolution, taken over from the plain layer."""
+    """A convolution with Gaussian weights and the plain layer's geometry."""
 
     conv: ClassVar[Any]
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d, **settings: Any) -> None:
         super().__init__(layer, **settings)
         self.geometry = {"stride": layer.stride, "dilation": layer.dilation, "groups": layer.groups}
-        # Zeros are padded by the convolution itself, all else before it. Padding copies inputs, or adds zeros, so the
+        # The convolution itself pads zeros; other padding comes before it. Padding copies inputs, or adds zeros, so the
         # square of the padded input is the padded square.
         zeros = layer.padding_mode == "zeros"
         self.geometry["padding"] = layer.padding if zeros else 0
@@ -145,19 +171,29 @@ class _BayesConv(BayesLayer):
 
 
 class BayesConv1d(_BayesConv):
-    """A one-dimensional convolution with Gaussian weights; its output positions are sampled independently."""
+    """A one-dimensional convolution with Gaussian weights, which samples each output position independently.
+
+    Args:
+        layer: The plain layer.
+        **settings: As in :class:`BayesLayer`.
+    """
 
     conv = staticmethod(F.conv1d)
 
 
 class BayesConv2d(_BayesConv):
-    """A two-dimensional convolution with Gaussian weights; its output positions are sampled independently."""
+    """A two-dimensional convolution with Gaussian weights, which samples each output position independently.
+
+    Args:
+        layer: The plain layer.
+        **settings: As in :class:`BayesLayer`.
+    """
 
     conv = staticmethod(F.conv2d)
 
 
-def small_random(value: Tensor) -> Tensor:
-    """The authors' start without a point estimate: N(0, 0.1²), redrawn beyond two standard deviations."""
+def _small_random(value: Tensor) -> Tensor:
+    """Return the authors' start without a point estimate: N(0, 0.1²), truncated at two standard deviations."""
     return nn.init.trunc_normal_(torch.empty_like(value), std=0.1, a=-0.2, b=0.2).detach()
 
 
@@ -178,10 +214,23 @@ def convert(
     prior_mean: float = 0.0,
     prior_var: float = 1.0,
 ) -> nn.Module:
-    """A copy of the model whose linear and convolutional layers have Gaussian weights, with its own weights as means.
+    """Return a copy of the model whose linear and convolutional layers have Gaussian weights.
 
-    The authors train the plain model on the first task and then convert it; ``from_point_estimate=False`` starts the
-    means at small random values instead. Any other module with parameters is refused: it would change without a prior.
+    The authors train the plain model on the first task and then convert it.
+
+    Args:
+        model: A model of linear and convolutional layers and layers without parameters.
+        initial_logvar: Log-variance that every weight begins with.
+        from_point_estimate: Whether the means begin at the model's weights, or else at small random values.
+        prior_mean: Mean of the first task's prior.
+        prior_var: Variance of the first task's prior.
+
+    Returns:
+        The copy, in the same mode.
+
+    Raises:
+        AlassoError: Another module has parameters (it would change without a prior), two layers share one, no layer has
+            any, or ``prior_var`` is not above zero.
 
     >>> convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     Sequential(
@@ -198,7 +247,7 @@ def convert(
         "prior_var": prior_var,
     }
     model = copy.deepcopy(model)
-    # A module used in two places stays one module.
+    # A module in two places stays one module.
     made = {
         layer: _BAYESIAN[type(layer)](layer, **settings).train(layer.training)  # type: ignore[arg-type]
         for layer in model.modules()
@@ -212,7 +261,14 @@ def convert(
 
 
 def check_convertible(model: nn.Module) -> None:
-    """Refuse a model with parameters that would get no distribution, or two."""
+    """Refuse a model that :func:`convert` cannot convert.
+
+    Args:
+        model: A plain model.
+
+    Raises:
+        AlassoError: A parameter would get no distribution, or two, or there is none.
+    """
     owners: dict[nn.Parameter, str] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -229,34 +285,33 @@ def check_convertible(model: nn.Module) -> None:
 
 
 def bayes_layers(model: nn.Module) -> list[BayesLayer]:
-    """The model's layers with Gaussian weights; an error if there are none."""
+    """Return the model's layers with Gaussian weights.
+
+    Args:
+        model: A model that :func:`convert` returned.
+
+    Returns:
+        The layers, in the order of ``model.modules()``.
+
+    Raises:
+        AlassoError: There are none.
+    """
     layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
     if not layers:
         raise AlassoError("the model has no Bayesian layers; pass it through convert() first")
     return layers
 
 
-class NamedPosterior(NamedTuple):
-    """The Gaussians of one weight or bias: the names of its two parameters, and its prior."""
-
-    mean: str
-    logvar: str
-    prior_mean: Tensor
-    prior_var: Tensor
-
-
-def named_posteriors(model: nn.Module) -> Iterator[NamedPosterior]:
-    """Of all layers with Gaussian weights; the names are those of ``model.named_parameters()``."""
-    for prefix, layer in model.named_modules():
-        if isinstance(layer, BayesLayer):
-            names = {parameter: f"{prefix}.{name}" if prefix else name for name, parameter in layer.named_parameters()}
-            for mean, logvar, prior_mean, prior_var in layer.posteriors():
-                yield NamedPosterior(names[mean], names[logvar], prior_mean, prior_var)
-
-
 @contextmanager
 def at_the_means(model: nn.Module) -> Iterator[None]:
-    """Within, forward passes use the means of the weights and do not sample."""
+    """Let forward passes use the means of the weights, without sampling, while the context lasts.
+
+    Args:
+        model: A model that :func:`convert` returned.
+
+    Raises:
+        AlassoError: The model has no layers with Gaussian weights.
+    """
     layers = bayes_layers(model)
     before = [layer.sampling for layer in layers]
     try:
