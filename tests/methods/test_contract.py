@@ -73,7 +73,7 @@ def random(*shape, seed=0, dtype=torch.float64):
 
 
 def through_tasks(surrogate, shape, count=3, dtype=torch.float64, seed=0, row=...):
-    """(state, θ) after some tasks; some weights stand still, and some have no importance. ``row``: that part of it alone."""
+    """(state, θ) after some tasks; some weights stand still, some have no importance. ``row``: that part alone."""
 
     def draw(which):
         return random(*shape, seed=1000 * seed + which, dtype=dtype)[row]
