@@ -64,7 +64,7 @@ def after_a_task(make=SI, optimizer=torch.optim.SGD):
     return model, optimizer, reg
 
 
-PULLED = r"2\.bias, 2\.weight: replaced since the last task by parameters with weights of their own, .* forget\(\)"
+PULLED = r"2\.bias, 2\.weight were replaced by new parameters since the last task, .* reg.forget\(parameter\)"
 
 
 def said_by(act):

@@ -131,10 +131,10 @@ class ProtectedParameters:
         """Warn once of parameters that are pulled to where others were."""
         names, self._replaced = sorted(self._replaced), set()
         if names:
+            were = "was replaced by a new parameter" if len(names) == 1 else "were replaced by new parameters"
             warn(
-                f"{some_of(names)}: replaced since the last task by parameters with weights of their own, which the "
-                "past pulls to where the old ones were. If they are to begin anew, as the head of a new task does, "
-                "pass each to forget(), or leave such names out from the beginning (exclude=)"
+                f"{some_of(names)} {were} since the last task, and the past still pulls to the old values. For a new "
+                "head call reg.forget(parameter) for each, or exclude it from the start: exclude='head.*'"
             )
 
     # -- states ----------------------------------------------------------------------------------------------
