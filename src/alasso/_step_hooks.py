@@ -92,9 +92,7 @@ class StepHooks:
         self._versions: list[int] = []  # of the regularizers when the plans were made
         self._plan = NOTHING  # of the step that is open
         self._grads: list[Tensor] = []  # the tasks' gradients meanwhile
-        self._begun_at: dict[
-            int, Tensor
-        ] = {}  # the weights where a step began, if the optimizer may have moved them since
+        self._begun_at: dict[int, Tensor] = {}  # weights at the step's begin, if the optimizer may have moved them
         self._depth = 0  # of steps within steps: a subclass's step() may call its parent's
         self._an_inner_step_ended = False
 
