@@ -149,7 +149,7 @@ class StepHooks:
         if self._is_within_a_step(optimizer):
             self._depth += 1
             return None
-        self._leave_open_step()  # which raised
+        self.leave_open_step()  # which raised
         self._depth, self._an_inner_step_ended = 1, False
         if not callable(closure):  # another optimizer's step may take other arguments
             self.open(optimizer)
@@ -239,7 +239,7 @@ class StepHooks:
         self._plan, self._grads, self._begun_at, self._depth = NOTHING, [], {}, 0
 
     @torch.no_grad()
-    def _leave_open_step(self) -> None:
+    def leave_open_step(self) -> None:
         """After a step that raised: what was written since into the gradient that it left is the task's own."""
         for work, grad in zip(self._plan.works, self._grads, strict=True):
             if work.parameter.grad is work.total:
@@ -270,7 +270,7 @@ class StepHooks:
         return plan
 
     def _forget_plans(self) -> None:
-        self._leave_open_step()
+        self.leave_open_step()
         self._buffers.clear()
         self._plans.clear()
 

@@ -398,6 +398,29 @@ def test_what_does_not_fit_is_made_otherwise_and_right(uncompiled, monkeypatch, 
     assert any(reason in sentence for sentence in saying(caplog)), saying(caplog)
 
 
+def test_a_step_that_raised_is_as_if_it_had_not_been_begun(monkeypatch):
+    monkeypatch.setattr(_fused_step, "no_compiler", lambda device: "there is no compiler")
+    plain = mlp(6, 12, 4)
+    disturbed = copy.deepcopy(plain)
+    for model in (plain, disturbed):
+        reg = ALASSO(model, c=5.0)
+        optimizer = alasso.optim.Adam(model.parameters(), lr=5e-3, regularizer=reg)
+        run(model, optimizer, TASKS[0])
+        reg.consolidate()
+        for batch in TASKS[1]:
+            if model is disturbed:
+                with monkeypatch.context() as patch:
+                    patch.setattr(torch.optim.Adam, "step", lambda optimizer: 1 / 0)
+                    x, y = TASKS[2][0]
+                    LOSS(model(x), y).backward()
+                    with pytest.raises(ZeroDivisionError):
+                        optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            run(model, optimizer, [batch])
+        assert reg.steps == len(TASKS[1])
+    assert same(weights(plain), weights(disturbed))
+
+
 def test_channels_last_weights_are_passed_over_as_they_lie(uncompiled):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))

@@ -132,6 +132,7 @@ class FusedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         hooks = StepHooks.of(self)
+        hooks.leave_open_step()  # which raised
         if not self._fused_step(hooks):
             hooks.open(self)
             unhooked(torch_step)(self)
