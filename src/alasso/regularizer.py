@@ -420,6 +420,8 @@ class Regularizer:
     def _check_spelling(self, name: str) -> None:
         """Refuse a new attribute that looks like a misspelled setting: ``reg.Xi``, ``reg.epsilon_prim``."""
         known = vars(self.protected.surrogate) if "protected" in self.__dict__ else {}
+        if name in known:
+            raise AlassoError(f"{type(self).__name__} does not declare {name}: add {name} = Setting() to the class")
         if meant := get_close_matches(name.lower(), known, 1, 0.85):
             raise AlassoError(f"{type(self).__name__} has no setting {name!r}; did you mean {meant[0]}?")
 

@@ -28,8 +28,12 @@ def committed():
 
 
 def test_results_and_presets_keep_their_names():
-    """After a wanted change, such as a new method, write the table anew: python tests/bench/test_config_names.py."""
-    assert without_seeds([*presets(), *committed()]) == TABLE.read_text(encoding="utf-8").split()
+    """New methods bring new names; a name that is gone means that files are no longer found by it.
+
+    After a wanted change, write the table anew: python tests/bench/test_config_names.py
+    """
+    gone = set(TABLE.read_text(encoding="utf-8").split()) - set(without_seeds([*presets(), *committed()]))
+    assert not gone
 
 
 def test_a_config_read_back_has_the_same_name():

@@ -402,6 +402,7 @@ def test_a_step_that_raised_is_as_if_it_had_not_been_begun(monkeypatch):
     monkeypatch.setattr(_fused_step, "no_compiler", lambda device: "there is no compiler")
     plain = mlp(6, 12, 4)
     disturbed = copy.deepcopy(plain)
+    importance = []
     for model in (plain, disturbed):
         reg = ALASSO(model, c=5.0)
         optimizer = alasso.optim.Adam(model.parameters(), lr=5e-3, regularizer=reg)
@@ -418,7 +419,10 @@ def test_a_step_that_raised_is_as_if_it_had_not_been_begun(monkeypatch):
                 optimizer.zero_grad(set_to_none=False)
             run(model, optimizer, [batch])
         assert reg.steps == len(TASKS[1])
+        reg.consolidate()
+        importance.append(reg.importance())
     assert same(weights(plain), weights(disturbed))
+    assert same(*(one.values() for one in importance))
 
 
 def test_channels_last_weights_are_passed_over_as_they_lie(uncompiled):

@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from alasso.errors import AlassoError
+
 
 @dataclass(frozen=True)
 class Look:
@@ -114,7 +116,12 @@ class Benchmark:
 def loaded(reference: str) -> Any:
     """What ``"module:name"`` refers to, imported now."""
     module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except (AttributeError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("alasso"):
+            raise  # a library that is not installed
+        raise AlassoError(f"the registry names {reference!r}, which is not there: {error}") from error
 
 
 # -- methods, in the order of legends and tables -------------------------------------------------------------------
