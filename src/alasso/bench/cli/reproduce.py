@@ -40,8 +40,7 @@ from alasso.bench.reproduce.claims import (
     verdict_in_words,
 )
 from alasso.bench.reproduce.document import Document
-from alasso.bench.reproduce.evidence import Evidence
-from alasso.bench.reproduce.experiments import Experiment, chosen, find_paper, read_experiments
+from alasso.bench.reproduce.experiments import Evidence, Experiment, chosen, find_paper, read_experiments
 from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
