@@ -22,14 +22,14 @@ from alasso.errors import AlassoError
 #: Where each command is, and what the help says of it. Its module is imported when it is called.
 COMMANDS = {
     "demo": ("run:demo", "Train four methods on ten small tasks: a minute on a CPU."),
-    "list": ("listing:list_", "Show benchmarks, methods, their settings and the experiments."),
+    "list": ("catalog:list_", "Show benchmarks, methods, their settings and the experiments."),
     "run": ("run:run", "Train methods on a benchmark and measure what they forget."),
     "search": ("run:search", "Find settings for each method on held-out training examples."),
     "report": ("report:report", "Make one self-contained page, and figures, from results."),
     "compare": ("report:compare", "Show results side by side."),
     "probe": ("run:probe", "Measure a task's loss around its optimum, weight by weight."),
     "reproduce": ("reproduce:reproduce", "Run the paper's missing experiments and judge each of its claims."),
-    "data": ("data:data_app", "Download data sets, or check those on the disk."),
+    "data": ("catalog:data_app", "Download data sets, or check those on the disk."),
 }
 #: Options that take several values after one flag: --seed 0 1 2
 SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
