@@ -13,7 +13,7 @@ from alasso import AlassoError
 from alasso.bench import metrics, results
 from alasso.bench.config import RunConfig
 from alasso.bench.probe import read as read_probe
-from alasso.bench.report.load import collect
+from alasso.bench.report.sections import collect
 from alasso.bench.results import Result
 
 from run_helpers import finished, small

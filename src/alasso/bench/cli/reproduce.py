@@ -21,8 +21,8 @@ from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
-from alasso.bench.report.load import collect
 from alasso.bench.report.page import ClaimRow, Claims, build
+from alasso.bench.report.sections import collect
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
