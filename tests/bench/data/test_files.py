@@ -311,7 +311,7 @@ def test_the_digits_and_their_split_are_as_ever():
 
 def test_other_digits_are_refused(monkeypatch):
     monkeypatch.setattr(files, "_read_digits", lambda: (np.zeros((4, 1, 8, 8), np.uint8), np.zeros(4, np.int64)))
-    with pytest.raises(AlassoError, match=r"digits are not those known: .*; install scikit-learn anew"):
+    with pytest.raises(AlassoError, match=r"digits have changed: .*; reinstall scikit-learn"):
         data.load("digits")
     assert data.check("digits")[0].status == "wrong"
 
@@ -371,7 +371,7 @@ def test_damage_is_named(tmp_path, harm, packed):
     message = str(caught.value)
     assert str(harmed) in message and "\n" not in message
     assert f"expected sha256 {sha256(IDX_FILES['train-images'])[:12]}…, found " in message
-    assert "`alasso data fetch mnist` downloads it anew" in message
+    assert "`alasso data fetch mnist` downloads it again" in message
     assert data.check("mnist", tmp_path)[0].status == "wrong"
 
 

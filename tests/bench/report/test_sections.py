@@ -90,7 +90,7 @@ def test_runs_that_diverged_are_named_where_they_have_no_result(tmp_path):
     assert sorted(found.left_out) == sorted(
         [
             f"{lost.name} diverged in task 2: 0.weight is no longer finite",
-            f"{tmp_path / 'odd.diverged'} is no note of a run that diverged; delete it, and the run is made again",
+            f"{tmp_path / 'odd.diverged'} is not a note of a diverged run; delete it to train the run again",
         ]
     )
     assert f"{lost.name} diverged in task 2" in page.build(found)

@@ -131,7 +131,9 @@ def test_single_files_and_lines_are_read_alike_and_the_newer_result_of_a_run_cou
 def test_a_damaged_result_is_not_left_out_in_silence(tmp_path):
     path = as_lines([result(experiment().config("si"), 0.5)], tmp_path / "x.jsonl")
     path.write_text(path.read_text() + '{"config":\n')
-    with pytest.raises(AlassoError, match=r"line 2, is not a whole JSON file; delete it, and `alasso reproduce` makes"):
+    with pytest.raises(
+        AlassoError, match=r"line 2, is not a whole JSON file; delete it, and `alasso reproduce` trains"
+    ):
         Evidence.of_folder({"x": experiment()}, tmp_path)
 
 

@@ -110,9 +110,7 @@ def spread_values(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def terminated_like_ctrl_c() -> Iterator[None]:
-    """A polite kill, as from ``timeout`` or a job queue, ends a command as Ctrl-C does, and so does a terminal that is
-    closed: what was trained is saved.
-    """
+    """SIGTERM (``timeout``, a job queue) and a closed terminal stop a command like Ctrl-C: progress is saved first."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
@@ -133,7 +131,7 @@ def terminated_like_ctrl_c() -> Iterator[None]:
 
 
 def silence() -> None:
-    """Nothing more is written to where it cannot be, not even when the interpreter ends."""
+    """Sends all further output nowhere, also what the interpreter writes at its end."""
     with suppress(OSError, ValueError):  # there may be no such file at all, as in a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -106,7 +106,7 @@ def reproduce(
     if not judge:
         planned = make_plan(work.chosen, work.evidence, seeds)
         run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
-        work = replace(work)  # whose evidence is read anew
+        work = replace(work)  # forgets the evidence it has read
     return conclude(work, None if quick else document, page_file, quiet=quiet)
 
 

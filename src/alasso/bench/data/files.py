@@ -279,7 +279,7 @@ def _check_digits(images: Pixels, labels: Labels) -> FileReport:
     found = hashlib.sha256(images.tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
     if found == _DIGITS_SHA256:
         return FileReport("digits.csv.gz", "ok", f"sha256 {shorten(found)}", "scikit-learn")
-    detail = "scikit-learn's digits are not those known"
+    detail = "scikit-learn's digits have changed"
     return FileReport(
         "digits.csv.gz", "wrong", f"{detail}: expected sha256 {shorten(_DIGITS_SHA256)}, found {shorten(found)}"
     )
@@ -352,7 +352,7 @@ def _load_digits(dataset: DataSet) -> ImageSet:
     images, labels = _read_digits()
     report = _check_digits(images, labels)
     if report.status != "ok":
-        raise AlassoError(f"{report.detail}; install scikit-learn anew")
+        raise AlassoError(f"{report.detail}; reinstall scikit-learn")
     # RandomState's stream is frozen for good, so the split is the same under every version of NumPy.
     random = np.random.RandomState(_DIGITS_SEED)
     test = np.zeros(len(labels), dtype=bool)

@@ -248,7 +248,7 @@ class Evidence:
         experiments: All of them, by id.
         results: Results of whichever runs; those of other runs are left aside.
         probes: What was measured of single weights.
-        notes: Which runs diverged; those that have a result came to it at another time, and count.
+        notes: Which runs diverged; a run that has a result, too, finished another time, and counts.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Evidence:
         results = []
         for found in read_all(sorted(out.glob("*.json*"))):
             if isinstance(found, AlassoError):
-                raise AlassoError(f"{found}; delete it, and `alasso reproduce` makes it again") from found
+                raise AlassoError(f"{found}; delete it, and `alasso reproduce` trains it again") from found
             results.append(found)
         probes = [probe.read(path) for path in sorted(out.glob("*.probe.json*"))]
         notes = [read_note(path) for path in sorted(out.glob(f"*{DIVERGED}"))]
@@ -359,7 +359,7 @@ class Evidence:
         return f"diverged: {said}" if tasks else ""
 
     def all_diverged(self, *references: str) -> bool:
-        """Whether no seed that experiments ask for is left in which all of these can come to an end."""
+        """Whether each seed that the experiments ask for diverged in one of these."""
         asked_for = [self.experiments[reference.partition("/")[0]].seeds for reference in references]
         hashes = [config_of(self.experiments, reference).hash for reference in references]
         early = {seed for config_hash in hashes for seed in self.ended_early.get(config_hash, {})}
