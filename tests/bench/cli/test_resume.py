@@ -197,7 +197,7 @@ def test_what_starts_anew_beside_what_is_resumed_is_said_and_run(begun, monkeypa
     first = output.splitlines()[0]
     assert (
         first.startswith("si, seed 1 has nothing to resume in")
-        and "begun there with epochs=1, not 2; seed=0, not 1" in first
+        and "an unfinished run of si has epochs=1, not 2; seed=0, not 1" in first
     )
     assert (folder / f"{other.name}.checkpoint").exists()
 
@@ -224,7 +224,7 @@ def test_another_seed_of_settings_that_were_run_here_starts_and_says_so(begun, m
     _, words = begun
     code, output, errors = in_process([*words, "--seed", 1], monkeypatch, capsys)
     assert code == 0, errors
-    assert "si, seed 1 has nothing to resume in" in output and "begun there with seed=0, not 1" in output
+    assert "si, seed 1 has nothing to resume in" in output and "an unfinished run of si has seed=0, not 1" in output
 
 
 def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from typing import Any
 
 from alasso.bench import probe
 from alasso.bench.config import RunConfig, nearest, read_toml
-from alasso.bench.data.version import short
+from alasso.bench.data.editions import short
 from alasso.bench.metrics import same_stream
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.report.aggregate import MEASURES, Group, groups

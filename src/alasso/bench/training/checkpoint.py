@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from alasso.bench.config import RunConfig
-from alasso.bench.data import version as editions
+from alasso.bench.data import editions
 from alasso.bench.io import whole_file
 from alasso.bench.learners.base import Learner
 from alasso.errors import AlassoError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from alasso.bench import metrics, models, results
 from alasso.bench.config import RunConfig
-from alasso.bench.data import version as editions
+from alasso.bench.data import editions
 from alasso.bench.io import taken
 from alasso.bench.learners.base import Learner, StepPlan
 from alasso.bench.learners.steps import steps_for

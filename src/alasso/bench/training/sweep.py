@@ -15,7 +15,7 @@ from rich.console import Console
 
 from alasso.bench import results
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
-from alasso.bench.data.version import refuse_changed_images
+from alasso.bench.data.editions import refuse_changed_images
 from alasso.bench.io import check_writable, refuse_taken
 from alasso.bench.labels import count_of, label, varying_settings
 from alasso.bench.registry import METHODS
