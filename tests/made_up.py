@@ -6,8 +6,7 @@ from dataclasses import replace
 from alasso.bench import metrics
 from alasso.bench.probe import Measured, Plan
 from alasso.bench.reproduce.claims import Claim
-from alasso.bench.reproduce.evidence import Evidence
-from alasso.bench.reproduce.experiments import Experiment
+from alasso.bench.reproduce.experiments import Evidence, Experiment
 from alasso.bench.reproduce.statistics import COMPUTATIONS
 from alasso.bench.results import Result
 

@@ -12,15 +12,15 @@ from alasso.bench import io as disk
 
 def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
     held = "import sys, time; from pathlib import Path; from alasso.bench.io import taken\n"
-    held += "with taken(Path(sys.argv[1]), ['x']): print('held', flush=True); time.sleep(60)"
+    held += "with taken(Path(sys.argv[1]), 'x'): print('held', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(AlassoError, match="another process"), disk.taken(tmp_path, ["x"]):
+        with pytest.raises(AlassoError, match="another process"), disk.taken(tmp_path, "x"):
             pass
         process.kill()
     assert (tmp_path / ".x.lock").exists()
-    with disk.taken(tmp_path, ["x"]):
+    with disk.taken(tmp_path, "x"):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -30,9 +30,9 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(disk.FileLock, "acquire", refuse)
-    with disk.taken(tmp_path, ["x"]):
-        assert not disk.is_anothers(tmp_path)  # which cannot be known, and is not assumed
-        with disk.taken(tmp_path, ["x"]):
+    with disk.taken(tmp_path, "x"):
+        disk.refuse_taken(tmp_path, ["x"])  # nobody can know, and so it refuses nothing
+        with disk.taken(tmp_path, "x"):
             assert [path.name for path in tmp_path.iterdir()] == [".x.lock"]
     assert not list(tmp_path.iterdir())
 

@@ -13,7 +13,7 @@ from alasso import AlassoError
 from alasso.bench import metrics, results
 from alasso.bench.config import RunConfig
 from alasso.bench.probe import read as read_probe
-from alasso.bench.report.load import collect
+from alasso.bench.report.sections import collect
 from alasso.bench.results import Result
 
 from run_helpers import finished, small
@@ -84,7 +84,7 @@ def test_a_damaged_archive_is_one_clear_line(tmp_path):
     path = tmp_path / "x.jsonl.xz"
     path.write_bytes(b"no archive")
     (error,) = results.read_all([path])
-    assert str(error) == f"{path} is damaged, or is no result file"
+    assert str(error) == f"{path} is damaged or not a result file"
 
 
 def test_a_path_that_does_not_exist_is_said(tmp_path):
@@ -131,7 +131,7 @@ def test_reader_refuses_what_it_does_not_know(tmp_path, content, message):
         ({"untrained": [True]}, "untrained must be a list of numbers"),
         ({"peak_memory": "1"}, "peak_memory must be a number"),
         ({"metrics": {"A": "0.9"}}, "metrics must be numbers, or null"),
-        ({"data": {"digits": 3}}, "data must name editions, which are texts"),
+        ({"data": {"digits": 3}}, "data must map data sets to editions, as text"),
         ({"environment": []}, "environment, data and metrics must be objects"),
     ],
 )
@@ -166,7 +166,7 @@ def test_the_commit_that_stands_in_for_a_copys_own_is_one(monkeypatch):
 def test_what_is_no_note_of_a_run_that_diverged_is_said_to_be_none(content, tmp_path):
     path = tmp_path / "x.diverged"
     path.write_text(content)
-    with pytest.raises(AlassoError, match=r"x.diverged is no note of a run that diverged; delete it"):
+    with pytest.raises(AlassoError, match=r"x.diverged is not a note of a diverged run; delete it"):
         results.read_note(path)
 
 

@@ -158,7 +158,7 @@ class RunConfig:
         return RunConfig(**values)
 
     def refuse_idle(self, name: str) -> None:
-        """Refuse a field that is set and changes nothing here: it would make another run of the same.
+        """Refuse a field that is set and changes nothing here: it would create a duplicate run.
 
         Not part of :meth:`checked`, for results that hold such a field are to be read.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,16 +54,16 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def check_file(path: Path, *endings: str) -> None:
-    """Refuses, before the work whose outcome it is to hold, a file that cannot be written or has another ending."""
+    """Refuses, before the work begins, a file that cannot be written or has another ending."""
     if path.is_dir():
         raise AlassoError(f"{path} is a folder; name a file to write")
     if endings and path.suffix.lower() not in endings:
-        raise AlassoError(f"{path} is no name for what is to be written there; end it in {endings[0]}")
+        raise AlassoError(f"{path} has the wrong ending; name a file that ends in {endings[0]}")
     check_writable(path.parent, named=path)
 
 
 def check_writable(folder: Path, named: Path | None = None) -> None:
-    """Refuses a folder that takes no files, before the work that is to end there.
+    """Refuses, before the work begins, a folder that takes no files.
 
     ``named``: what the refusal names, if not the folder.
     """
@@ -74,40 +74,21 @@ def check_writable(folder: Path, named: Path | None = None) -> None:
         probe.unlink()
 
 
-# -- a run is one process's at a time: two in one folder would write over each other's checkpoint -------------------
+# -- locks: two processes that train one run would write over each other's checkpoint ------------------------------
 
 
 @contextmanager
-def taken(folder: Path, names: Iterable[str]) -> Iterator[None]:
-    """Hold runs in a folder while inside; the system gives a lock back however the process ends.
+def taken(folder: Path, name: str) -> Iterator[None]:
+    """Holds a run in a folder while inside; the system gives the lock back however the process ends.
 
     Args:
-        folder: Where the runs' checkpoints and results lie; made if it is not there.
-        names: The runs.
+        folder: Where the run's checkpoint and result lie; made if it is not there.
+        name: The run.
 
     Raises:
-        AlassoError: If another process holds one of them.
+        AlassoError: Another process holds it.
     """
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(_taken(_lock_file(folder, name), name))
-        yield
-
-
-def refuse_those_of_others(folder: Path, names: Iterable[str]) -> None:
-    """Raises AlassoError as :func:`taken` would, before any of the runs is trained."""
-    for name in names:
-        if _is_taken(_lock_file(folder, name)):
-            raise AlassoError(_refusal(name))
-
-
-def is_anothers(folder: Path) -> bool:
-    """Whether a process is training runs in this folder."""
-    return any(map(_is_taken, folder.glob(".*.lock")))
-
-
-@contextmanager
-def _taken(path: Path, name: str) -> Iterator[None]:
+    path = _lock_file(folder, name)
     with disk_errors_as_advice(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _acquired(path)
@@ -119,6 +100,13 @@ def _taken(path: Path, name: str) -> Iterator[None]:
         with suppress(OSError):
             path.unlink()  # before the release, so that nobody takes a file that is about to go
         lock.release()
+
+
+def refuse_taken(folder: Path, names: Iterable[str]) -> None:
+    """Raises AlassoError as :func:`taken` would, before any of the runs is trained."""
+    for name in names:
+        if _is_taken(_lock_file(folder, name)):
+            raise AlassoError(_refusal(name))
 
 
 def _acquired(path: Path) -> FileLock | None:

@@ -148,7 +148,7 @@ NOT_THE_STREAM = ("method", "settings", "reset_optimizer", "memory", "memory_sha
 
 
 def check_reference(reference: Result, configs: Iterable[RunConfig]) -> None:
-    """Refuse, before anything is run, what intransigence cannot be measured against."""
+    """Refuse, before anything runs, a reference that intransigence cannot be measured against."""
     if reference.config.method != "single-task":
         raise AlassoError(f"intransigence is measured against a single-task run, not one of {reference.config.method}")
     for config in configs:

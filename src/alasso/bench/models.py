@@ -141,7 +141,7 @@ def built_by(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], cla
 
 
 def _checked(model: object, name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network of which it is found out here, and not in the middle of a run, whether it can answer."""
+    """The network, after it has answered two inputs: a mistake shows here, not in the middle of a run."""
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         found = type(model).__name__
         raise AlassoError(f"model {name!r} must return an nn.Module with weights to train, not this {found}")

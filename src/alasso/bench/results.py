@@ -32,7 +32,7 @@ from alasso.errors import AlassoError
 SCHEMA = 1
 #: How the names of files with results end.
 ENDINGS = (".json", ".jsonl", ".json.xz", ".jsonl.xz")
-#: How the names of notes of diverged runs end. They hold JSON, too; but who reads all *.json of a folder wants results.
+#: How the names of notes of diverged runs end. They hold JSON, too; but *.json is for results.
 DIVERGED = ".diverged"
 #: How the names of files end that runs and probes leave beside them.
 BESIDE = (".csv", ".checkpoint", "probe.json", "probe.json.xz", DIVERGED)
@@ -199,7 +199,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
     except (lzma.LZMAError, UnicodeDecodeError) as error:
-        raise AlassoError(f"{path} is damaged, or is no result file") from error
+        raise AlassoError(f"{path} is damaged or not a result file") from error
 
 
 def _parsed(text: str, where: str) -> Result | AlassoError:
@@ -234,7 +234,7 @@ def checked(result: Result) -> Result:
     if not all(value is None or is_number(value) for value in result.metrics.values()):
         raise AlassoError("metrics must be numbers, or null")
     if not all(isinstance(edition, str) for edition in result.data.values()):
-        raise AlassoError("data must name editions, which are texts")
+        raise AlassoError("data must map data sets to editions, as text")
     metrics.lower_triangle(result.accuracy)
     rows, tasks = len(result.accuracy), result.config.tasks
     if tasks not in (None, rows):
@@ -278,7 +278,7 @@ def read_note(path: Path) -> Divergence:
     """Reads the note of a diverged run.
 
     Raises:
-        AlassoError: The file is no such note.
+        AlassoError: The file is not such a note.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -286,7 +286,7 @@ def read_note(path: Path) -> Divergence:
         if not isinstance(note.task, int) or not isinstance(note.why, str):
             raise TypeError("task or why")
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise AlassoError(f"{path} is no note of a run that diverged; delete it, and the run is made again") from error
+        raise AlassoError(f"{path} is not a note of a diverged run; delete it to train the run again") from error
     return note
 
 

@@ -8,15 +8,18 @@ for domain in domains:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.tensor import DTensor
 
 from alasso.errors import AlassoError
-from alasso.integrations import _checkpoint as files
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
 
@@ -26,6 +29,8 @@ except ImportError as error:
     needed = "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
     raise ImportError(needed) from error
 
+FILE = "alasso.pt"  # beside the trainer's checkpoint
+FOLDER = "alasso"  # instead of the file if the state is sharded: a part from each rank
 IGNORED = -100  # label of positions that the loss ignores
 
 
@@ -76,7 +81,7 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         folder = _checkpoint_folder(args, state)
         if folder.is_dir() or not args.should_save:
-            files.save(self._state(), folder, writes=args.should_save)
+            _write_state(self._state(), folder, writes=args.should_save)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -114,12 +119,12 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         return Path(named) if isinstance(named, str | Path) else _checkpoint_folder(args, state)
 
     def _load(self, folder: Path) -> None:
-        if not files.exists(folder):
+        if not _holds_state(folder):
             raise AlassoError(
                 f"training resumes from a checkpoint, but {folder} holds no state of a regularizer; "
                 "name the folder with resume_from=, or start again"
             )
-        saved = files.load(folder, like=self._state())
+        saved = _read_state(folder, like=self._state())
         if saved["weights"] != _fingerprint(self.regularizer):
             raise AlassoError(
                 f"{folder} holds the state of a regularizer for other weights than training resumes with; "
@@ -172,3 +177,32 @@ def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
         logits[:, :-1].transpose(1, 2).float(), labels[:, 1:], reduction="none", ignore_index=IGNORED
     )
     return tokens.sum(1)
+
+
+def _write_state(state: dict[str, Any], folder: Path, *, writes: bool) -> None:
+    """All ranks call this; those that ``writes`` is true for write what is not sharded."""
+    if _any_sharded(state):
+        save_shards(state, checkpoint_id=folder / FOLDER)
+    elif writes:
+        part = folder / f"{FILE}.part"
+        torch.save(state, part)
+        part.replace(folder / FILE)  # whole or not at all
+
+
+def _holds_state(folder: Path) -> bool:
+    return (folder / FILE).is_file() or (folder / FOLDER).is_dir()
+
+
+def _read_state(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
+    """What was saved; ``like`` has its structure, and is overwritten where the state was saved in shards."""
+    if (folder / FILE).is_file():
+        loaded: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+        return loaded
+    load_shards(like, checkpoint_id=folder / FOLDER)
+    return like
+
+
+def _any_sharded(state: Any) -> bool:
+    if isinstance(state, Mapping):
+        return any(_any_sharded(value) for value in state.values())
+    return isinstance(state, DTensor)

@@ -68,7 +68,7 @@ def test_an_unfinished_run_is_not_thrown_away_unasked(tmp_path, monkeypatch, cap
     (tmp_path / f"{config.name}.checkpoint").write_bytes(b"begun")
     words = ("run", "permuted-digits", "--method", "sgd", *SMALL_FLAGS, "--out", tmp_path)
     code, _, errors = in_process(words, monkeypatch, capsys)
-    assert code == 2 and "go on with --resume, or start over with --restart" in errors
+    assert code == 2 and "continue it with --resume, or start over with --restart" in errors
     assert in_process([*words, "--restart"], monkeypatch, capsys)[0] == 0
 
 
@@ -103,16 +103,16 @@ def changed(words, flag, value):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("--epochs", 3), "si one was begun there with epochs=2, not 3: give its settings to go on with it"),
-        (("--tasks", 4), "si one was begun there with tasks=3, not 4: give its settings"),
-        (("--set", "c=0.7"), "si one was begun there with c=0.5, not 0.7: give its settings"),
+        (("--epochs", 3), "an unfinished run of si has epochs=2, not 3: give its settings to continue it"),
+        (("--tasks", 4), "an unfinished run of si has tasks=3, not 4: give its settings"),
+        (("--set", "c=0.7"), "an unfinished run of si has c=0.5, not 0.7: give its settings"),
     ],
 )
 def test_resuming_with_other_settings_is_refused_and_loses_nothing(begun, change, said, monkeypatch, capsys):
     folder, words = begun
     before = files_in(folder)
     code, output, errors = in_process(changed(words, *change), monkeypatch, capsys)
-    assert code == 2 and said in errors and "leave out --resume to start anew" in errors
+    assert code == 2 and said in errors and "leave out --resume to start a new run" in errors
     assert errors.startswith("alasso: ") and len(errors.splitlines()) == 1 and not output
     assert files_in(folder) == before
     code, output, _ = in_process(words, monkeypatch, capsys)  # as advised
@@ -185,7 +185,7 @@ def test_resuming_several_settings_none_of_which_was_begun_is_refused_in_one_lin
     words = changed(begun[1], "--set", "c=0.1,0.2")
     code, _, errors = in_process([*words, "--seed", 0, 1], monkeypatch, capsys)
     assert code == 2 and len(errors.splitlines()) == 1
-    assert "for any of these 4 runs; of si one was begun there with c=0.5, not 0.1: give its settings" in errors
+    assert "for any of these 4 runs; an unfinished run of si has c=0.5, not 0.1: give its settings" in errors
 
 
 def test_what_starts_anew_beside_what_is_resumed_is_said_and_run(begun, monkeypatch, capsys):
@@ -197,7 +197,7 @@ def test_what_starts_anew_beside_what_is_resumed_is_said_and_run(begun, monkeypa
     first = output.splitlines()[0]
     assert (
         first.startswith("si, seed 1 has nothing to resume in")
-        and "begun there with epochs=1, not 2; seed=0, not 1" in first
+        and "an unfinished run of si has epochs=1, not 2; seed=0, not 1" in first
     )
     assert (folder / f"{other.name}.checkpoint").exists()
 
@@ -224,7 +224,7 @@ def test_another_seed_of_settings_that_were_run_here_starts_and_says_so(begun, m
     _, words = begun
     code, output, errors = in_process([*words, "--seed", 1], monkeypatch, capsys)
     assert code == 0, errors
-    assert "si, seed 1 has nothing to resume in" in output and "begun there with seed=0, not 1" in output
+    assert "si, seed 1 has nothing to resume in" in output and "an unfinished run of si has seed=0, not 1" in output
 
 
 def test_a_broken_checkpoint_is_no_hindrance(tmp_path, monkeypatch, capsys):
@@ -288,7 +288,7 @@ def test_a_result_does_not_stand_for_a_run_on_other_images(on_images, tmp_path, 
     images.rename(tmp_path / "elsewhere")
     code, _, errors = in_process(words, monkeypatch, capsys)
     assert code == 2 and len(errors.splitlines()) == 1
-    assert errors.startswith(f"alasso: there is no folder {images}; {file.name} was made on images that were there: ")
+    assert errors.startswith(f"alasso: there is no folder {images}; {file.name} was trained on those images: ")
 
 
 def test_a_checkpoint_is_not_gone_on_from_with_other_images(on_images, tmp_path, monkeypatch, capsys):
@@ -302,7 +302,7 @@ def test_a_checkpoint_is_not_gone_on_from_with_other_images(on_images, tmp_path,
     assert code == 2 and len(errors.splitlines()) == 1 and saved.read_bytes() == before
     assert f"the images in {images} have changed since {saved.name} was written; run again with --restart" in errors
     with pytest.raises(
-        AlassoError, match=r"was begun on other data \(images: folder, 16 images .*; now images: folder"
+        AlassoError, match=r"was trained on other data \(images: folder, 16 images .*; now images: folder"
     ):
         train.run(config, out=tmp_path / "out", resume=True, device="cpu")
     lay_out_images(tmp_path / "as-before" / "images", count=4)

@@ -193,8 +193,8 @@ def test_settings_that_only_some_methods_have_are_said():
     settings = {"c": ["1", "2"], "epochs": ["1"], "lam": ["3"]}
     configs = runs.combinations("permuted-digits", ["sgd", "si", "ewc"], [0], {}, settings)
     assert commands.not_for_all(configs, settings) == [
-        "c is no setting of sgd, ewc: run without it",
-        "lam is no setting of sgd, si: run without it",
+        "c is not a setting of sgd, ewc: run without it",
+        "lam is not a setting of sgd, si: run without it",
     ]
     assert commands.not_for_all([config for config in configs if config.method == "si"], {"c": ["1"]}) == []
 
@@ -204,7 +204,7 @@ def test_they_are_said_before_anything_is_run(words, said, tmp_path, monkeypatch
     monkeypatch.setattr(runs, "carry_out", lambda *rest: [])
     options = ["--method", "sgd", "si", "--set", "c=1", "--out", tmp_path, *words]
     code, output, errors = in_process(["run", "permuted-digits", *options], monkeypatch, capsys)
-    assert not code and ("c is no setting of sgd: run without it" in output + errors) == said
+    assert not code and ("c is not a setting of sgd: run without it" in output + errors) == said
 
 
 def test_the_demo_ends_with_a_page_and_the_next_command(tmp_path, monkeypatch, capsys):

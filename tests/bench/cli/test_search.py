@@ -76,7 +76,7 @@ def test_a_search_tries_what_the_command_line_says_and_says_whom_it_does_not_con
     file = tmp_path / "outcome.json"
     words = ["search", "permuted-digits", "--method", "mas", "si", "--set", "lam=0.5,2", *SEARCH[4:-1]]
     code, output, errors = in_process((*words, "--file", file, "--out", tmp_path / "runs"), monkeypatch, capsys)
-    assert code == 0 and "lam is no setting of si: searched without it" in output, errors
+    assert code == 0 and "lam is not a setting of si: searched without it" in output, errors
     tried = json.loads(file.read_text())["methods"]
     assert [sorted(row["lam"] for row in tried["mas"]["tried"]), tried["si"]["space"]] == [
         [0.5, 2.0],

@@ -32,7 +32,7 @@ def test_a_probe_does_not_write_over_that_of_another_run(tmp_path):
     for _ in range(2):  # its own it may
         commands.probe(one, out=tmp_path / "probe", **quick)
     before = (tmp_path / "probe" / "probe.json").read_text()
-    with pytest.raises(AlassoError, match="is the probe of another run"):
+    with pytest.raises(AlassoError, match="holds the probe of another run"):
         commands.probe(other, out=tmp_path / "probe", **quick)
     assert (tmp_path / "probe" / "probe.json").read_text() == before
 

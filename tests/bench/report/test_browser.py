@@ -9,8 +9,7 @@ import pytest
 
 from alasso.bench import metrics, results
 from alasso.bench.report import page
-from alasso.bench.report.load import Collected, collect
-from alasso.bench.report.sections import sections
+from alasso.bench.report.sections import Collected, collect, sections
 from alasso.bench.report.watch import Server
 
 from report_helpers import HOSTILE, LOG, made_up, several

@@ -37,7 +37,7 @@ def test_places_that_cannot_be_written_are_found_out_before_anything_is_written(
         commands.report([folder], output=tmp_path)
     result = next(folder.glob("*.json"))
     before = result.read_bytes()
-    with pytest.raises(AlassoError, match=r"is no name for what is to be written there; end it in \.html"):
+    with pytest.raises(AlassoError, match=r"has the wrong ending; name a file that ends in \.html"):
         commands.report([folder], output=result)
     assert result.read_bytes() == before
     (tmp_path / "file").write_text("")

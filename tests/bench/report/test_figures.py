@@ -17,8 +17,7 @@ from alasso.bench.report.figures import (
     save,
     write_figures,
 )
-from alasso.bench.report.load import Collected
-from alasso.bench.report.sections import one_section, sections
+from alasso.bench.report.sections import Collected, one_section, sections
 from alasso.bench.report.style import style, tick_places
 from alasso.errors import AlassoError
 

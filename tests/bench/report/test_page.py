@@ -8,8 +8,7 @@ import pytest
 
 from alasso.bench import metrics
 from alasso.bench.report import page
-from alasso.bench.report.load import Collected
-from alasso.bench.report.sections import sections
+from alasso.bench.report.sections import Collected, sections
 from alasso.bench.report.style import tick_places
 
 from report_helpers import HOSTILE, made_up, measured, several, several_settings

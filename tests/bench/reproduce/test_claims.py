@@ -25,8 +25,7 @@ from alasso.bench.reproduce.claims import (
     read_claims,
     tally,
 )
-from alasso.bench.reproduce.evidence import Evidence
-from alasso.bench.reproduce.experiments import read_experiments
+from alasso.bench.reproduce.experiments import Evidence, read_experiments
 from alasso.bench.reproduce.statistics import Finding
 from alasso.bench.results import Divergence
 

@@ -155,7 +155,7 @@ def test_the_table_fits_the_terminal(capsys):
         (["--judge", "--plan"], "give one of them"),
         (["--judge", "--seeds", "2"], "--judge takes all seeds there are"),
         (["--judge"], "paper/results holds no result of these experiments; name their folder with --out"),
-        (["--judge", "--document", "x.txt"], "end it in .md"),
+        (["--judge", "--document", "x.txt"], "name a file that ends in .md"),
         (["--paper", "nowhere"], "there is no folder nowhere/experiments"),
         (["--device", "tpu9", "--plan"], "no device 'tpu9'"),
     ],
@@ -180,7 +180,7 @@ def test_mistakes_in_files_are_one_line(here, reproduce):
     (here / "out" / f"{config.name}.json").write_text('{"config":')
     for words in (["--plan"], ["--judge"], ["--device", "cpu"]):
         code, output, errors = reproduce("--out", "out", *words)
-        assert code == 2 and errors.endswith("delete it, and `alasso reproduce` makes it again\n") and not output
+        assert code == 2 and errors.endswith("delete it, and `alasso reproduce` trains it again\n") and not output
     shutil.rmtree(here / "out")
     results.write(result(config, 0.5), here / "paper" / "results")
     template = here / "paper" / "template.md"

@@ -10,8 +10,7 @@ from alasso import AlassoError
 from alasso.bench.reproduce import document as documents
 from alasso.bench.reproduce.claims import DOES_NOT_HOLD, Judged, judge, judge_all, read_claims
 from alasso.bench.reproduce.document import Document
-from alasso.bench.reproduce.evidence import Evidence
-from alasso.bench.reproduce.experiments import read_experiments
+from alasso.bench.reproduce.experiments import Evidence, read_experiments
 from alasso.bench.results import Divergence
 
 from made_up import claim, evidence, experiment, result

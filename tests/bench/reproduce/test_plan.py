@@ -9,8 +9,7 @@ from rich.console import Console
 from alasso import AlassoError
 from alasso.bench.config import RunConfig
 from alasso.bench.reproduce import plan as plans
-from alasso.bench.reproduce.evidence import Evidence
-from alasso.bench.reproduce.experiments import read_experiments
+from alasso.bench.reproduce.experiments import Evidence, read_experiments
 from alasso.bench.reproduce.plan import carry_out, check_data, estimate, make_plan, roughly
 from alasso.bench.results import Divergence
 from alasso.bench.training.sweep import Options, SomeDiverged, Stopped

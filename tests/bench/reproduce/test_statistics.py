@@ -10,8 +10,7 @@ import pytest
 
 from alasso import AlassoError
 from alasso.bench.reproduce.claims import read_claims
-from alasso.bench.reproduce.evidence import Evidence, NotRun
-from alasso.bench.reproduce.experiments import read_experiments
+from alasso.bench.reproduce.experiments import Evidence, NotRun, read_experiments
 from alasso.bench.reproduce.statistics import COMPUTATIONS
 
 from made_up import PROBED, SMALL, computed, evidence, experiment, of_rows, probe, result

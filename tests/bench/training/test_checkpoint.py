@@ -137,7 +137,7 @@ def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
         checkpoint.load(path, other, CPU, data)
     with pytest.raises(AlassoError, match="checkpoint of another run: adam_eps differ"):
         checkpoint.load(path, small(), CPU, data)
-    with pytest.raises(AlassoError, match="was begun on other data"):
+    with pytest.raises(AlassoError, match="was trained on other data"):
         checkpoint.load(path, config, CPU, {"digits": "another edition"})
     assert checkpoint.config_in(path) == config
     older = torch.load(path)

@@ -157,7 +157,7 @@ def test_a_result_is_not_written_over_by_one_on_another_stream(tmp_path):
     before = (tmp_path / f"{config.name}.json").read_bytes()
     for other in (customer(2, "A"), customer(1, "B"), customer(1, "A", tasks=3)):
         with pytest.raises(
-            AlassoError, match=r"\.json is of another stream \(A: own data, .*give another folder as out"
+            AlassoError, match=r"\.json holds another stream \(A: own data, .*choose another folder as out"
         ):
             run(config, stream=other, out=tmp_path, device="cpu")
     assert (tmp_path / f"{config.name}.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
@@ -175,7 +175,7 @@ def test_an_unfinished_run_on_another_stream_is_neither_gone_on_with_nor_thrown_
     writer.save(path, checkpoint.Position(), begun(config, stream))
     writer.finish()
     with pytest.raises(
-        AlassoError, match=r"\.checkpoint is of another stream \(own data: own data, .*out, or delete it"
+        AlassoError, match=r"\.checkpoint holds another stream \(own data: own data, .*out, or delete it"
     ):
         run(config, stream=customer(2), out=tmp_path, resume=resume, device="cpu")
     assert path.exists()
@@ -207,7 +207,7 @@ def test_learning_rate_and_batch_size_are_options_of_the_command(tmp_path, monke
     (result,) = results.read_all([tmp_path])
     assert (result.config.learning_rate, result.config.batch_size) == (0.01, 200)
     code, _, errors = in_process([*words, "--set", "learning_rate=0.1"], monkeypatch, capsys)
-    assert code == 2 and "learning_rate is given by --lr and by --set: give it once" in errors
+    assert code == 2 and "--lr and --set both give learning_rate: give it once" in errors
 
 
 def test_the_laboratory_s_door_offers_what_a_script_needs():

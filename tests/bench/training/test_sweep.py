@@ -31,7 +31,7 @@ def test_a_run_is_one_process_s_at_a_time(tmp_path, monkeypatch):
     configs = [small("sgd"), small("sgd", seed=1)]
     options = sweep.Options(out=tmp_path, device="cpu", quiet=True)
     said = f"{configs[1].name} is being trained by another process"
-    with disk.taken(tmp_path, [configs[1].name]):
+    with disk.taken(tmp_path, configs[1].name):
         with pytest.raises(AlassoError, match=said):
             run(configs[1], device="cpu", out=tmp_path)
         with monkeypatch.context() as patched, pytest.raises(AlassoError, match=said):

@@ -22,14 +22,14 @@ from alasso.errors import AlassoError
 #: Where each command is, and what the help says of it. Its module is imported when it is called.
 COMMANDS = {
     "demo": ("run:demo", "Train four methods on ten small tasks: a minute on a CPU."),
-    "list": ("listing:list_", "Show benchmarks, methods, their settings and the experiments."),
+    "list": ("catalog:list_", "Show benchmarks, methods, their settings and the experiments."),
     "run": ("run:run", "Train methods on a benchmark and measure what they forget."),
     "search": ("run:search", "Find settings for each method on held-out training examples."),
     "report": ("report:report", "Make one self-contained page, and figures, from results."),
     "compare": ("report:compare", "Show results side by side."),
     "probe": ("run:probe", "Measure a task's loss around its optimum, weight by weight."),
     "reproduce": ("reproduce:reproduce", "Run the paper's missing experiments and judge each of its claims."),
-    "data": ("data:data_app", "Download data sets, or check those on the disk."),
+    "data": ("catalog:data_app", "Download data sets, or check those on the disk."),
 }
 #: Options that take several values after one flag: --seed 0 1 2
 SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
@@ -110,9 +110,7 @@ def spread_values(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def terminated_like_ctrl_c() -> Iterator[None]:
-    """A polite kill, as from ``timeout`` or a job queue, ends a command as Ctrl-C does, and so does a terminal that is
-    closed: what was trained is saved.
-    """
+    """SIGTERM (``timeout``, a job queue) and a closed terminal stop a command like Ctrl-C: progress is saved first."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
@@ -133,7 +131,7 @@ def terminated_like_ctrl_c() -> Iterator[None]:
 
 
 def silence() -> None:
-    """Nothing more is written to where it cannot be, not even when the interpreter ends."""
+    """Sends all further output nowhere, also what the interpreter writes at its end."""
     with suppress(OSError, ValueError):  # there may be no such file at all, as in a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

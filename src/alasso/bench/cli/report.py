@@ -14,7 +14,7 @@ from alasso.bench.labels import count_of
 from alasso.bench.report import compare as comparing
 from alasso.bench.report import page
 from alasso.bench.report.figures import FORMATS, write_figures
-from alasso.bench.report.load import collect
+from alasso.bench.report.sections import collect
 from alasso.bench.report.watch import serve
 from alasso.errors import AlassoError
 

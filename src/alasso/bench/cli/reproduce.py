@@ -21,8 +21,8 @@ from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
-from alasso.bench.report.load import collect
 from alasso.bench.report.page import ClaimRow, Claims, build
+from alasso.bench.report.sections import collect
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -40,8 +40,7 @@ from alasso.bench.reproduce.claims import (
     verdict_in_words,
 )
 from alasso.bench.reproduce.document import Document
-from alasso.bench.reproduce.evidence import Evidence
-from alasso.bench.reproduce.experiments import Experiment, chosen, find_paper, read_experiments
+from alasso.bench.reproduce.experiments import Evidence, Experiment, chosen, find_paper, read_experiments
 from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
@@ -107,7 +106,7 @@ def reproduce(
     if not judge:
         planned = make_plan(work.chosen, work.evidence, seeds)
         run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
-        work = replace(work)  # whose evidence is read anew
+        work = replace(work)  # forgets the evidence it has read
     return conclude(work, None if quick else document, page_file, quiet=quiet)
 
 

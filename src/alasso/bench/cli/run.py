@@ -90,7 +90,7 @@ def run(
 ) -> None:
     """Train methods on a benchmark and measure what they forget."""
     if resume and restart:
-        raise AlassoError("--resume continues what was begun, --restart throws it away: give one of the two")
+        raise AlassoError("--resume continues unfinished runs, --restart discards them: give one of the two")
     fields = {
         "tasks": tasks,
         "epochs": epochs,
@@ -168,7 +168,7 @@ def search(
     fields = {"tasks": tasks, "epochs": epochs}
     values = parsed_settings(set_ or [])
     if values and not method:
-        raise AlassoError(f"--set needs --method: whose {' and '.join(values)} should have these values?")
+        raise AlassoError(f"--set needs --method, to say which method's {' and '.join(values)} to try")
     options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again="delete it to run it again")
     methods = method or [name for name, known in METHODS.items() if known.search]
     try:
@@ -177,7 +177,7 @@ def search(
         raise end_stopped(stopped, sys.argv[1:]) from None
     for name in dict.fromkeys(methods):
         if lacking := [setting for setting in values if setting not in METHODS[name].settings]:
-            say(f"{', '.join(lacking)} is no setting of {name}: searched without it")
+            say(f"{', '.join(lacking)} is not a setting of {name}: searched without it")
         say(chosen_line(outcome, name))
 
 
@@ -215,7 +215,7 @@ def asked_for(
     """
     from_file, file_settings = from_toml(file) if file else ({}, {})
     if from_file.pop("benchmark", benchmark) != benchmark:
-        raise AlassoError(f"{file} is for another benchmark than {benchmark}")
+        raise AlassoError(f"{file} is for another benchmark, not {benchmark}")
     file_methods = [str(name) for name in listed(from_file.pop("method", "alasso"))]
     file_seeds = listed(from_file.pop("seed", 0))
     settings = {name: listed(value) for name, value in file_settings.items()} | settings
@@ -249,7 +249,7 @@ def refuse_given_twice(options: dict[str, Any], settings: dict[str, list[str]]) 
     for name in settings:
         if options.get(name) is not None:
             option = {"path": "PATH", "learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
-            raise AlassoError(f"{name} is given by {option} and by --set: give it once")
+            raise AlassoError(f"{option} and --set both give {name}: give it once")
 
 
 def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[str]:
@@ -258,7 +258,7 @@ def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[
     for name in settings:
         lacking = dict.fromkeys(c.method for c in configs if name not in c.settings and not hasattr(c, name))
         if lacking:
-            lines.append(f"{name} is no setting of {', '.join(lacking)}: run without it")
+            lines.append(f"{name} is not a setting of {', '.join(lacking)}: run without it")
     return lines
 
 
@@ -279,7 +279,7 @@ def probe(
     check_writable(out)
     config = results.read(result).config
     if (there := out / "probe.json").exists() and read_probe(there).config != config.to_json():
-        raise AlassoError(f"{there} is the probe of another run: give another folder by --out, or delete it")
+        raise AlassoError(f"{there} holds the probe of another run: choose another --out, or delete it")
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)
     try:
         with progress_bar(Terminal()) as watch:

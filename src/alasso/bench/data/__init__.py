@@ -5,9 +5,8 @@ whether this package downloaded it or somebody laid it out by hand.
 """
 
 from alasso.bench.data.datasets import CATALOG, Archive, DataFile, DataSet, FileReport, data_root, data_set, where
-from alasso.bench.data.download import fetch
+from alasso.bench.data.files import check, fetch, load
 from alasso.bench.data.images import ImageSet, folder_classes, folder_edition, load_folder
-from alasso.bench.data.loading import check, load
 
 __all__ = [
     "CATALOG",

@@ -146,7 +146,7 @@ def refuse(dataset: DataSet, folder: Path, reports: Sequence[FileReport]) -> Non
         )
     for report in reports:
         if report.status == "wrong":
-            raise AlassoError(f"{report.detail}; {remedy} downloads it anew")
+            raise AlassoError(f"{report.detail}; {remedy} downloads it again")
 
 
 def shorten(digest: str) -> str:

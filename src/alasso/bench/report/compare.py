@@ -14,8 +14,7 @@ from rich.text import Text
 from alasso.bench.labels import count_of
 from alasso.bench.registry import label_of
 from alasso.bench.report.aggregate import MEASURES, Difference, Group, difference, groups
-from alasso.bench.report.load import collect
-from alasso.bench.report.sections import sections
+from alasso.bench.report.sections import collect, sections
 from alasso.bench.report.style import number, plain
 from alasso.errors import AlassoError
 

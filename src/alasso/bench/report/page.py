@@ -24,8 +24,7 @@ from alasso.bench.probe.figures import sides, surrogates
 from alasso.bench.registry import BENCHMARKS, METHODS, Look
 from alasso.bench.report.aggregate import MEASURES, Array, Curve, Group
 from alasso.bench.report.figures import EVERY, bar_groups, by_a, decoupling_groups, memory_groups, not_drawn
-from alasso.bench.report.load import Collected
-from alasso.bench.report.sections import Section, sections, telling_first
+from alasso.bench.report.sections import Collected, Section, sections, telling_first
 from alasso.bench.report.style import number, plain, style, tick_places
 
 if TYPE_CHECKING:

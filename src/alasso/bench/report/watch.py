@@ -20,7 +20,7 @@ from typing import Any
 
 from alasso.bench.registry import Look, label_of
 from alasso.bench.report import page
-from alasso.bench.report.load import collect
+from alasso.bench.report.sections import collect
 from alasso.bench.report.style import look_of, plain
 from alasso.bench.training.progress import CsvLog
 from alasso.errors import AlassoError

@@ -36,8 +36,7 @@ from alasso.bench.reproduce.claims import (
     tally_sentence,
     verdict_in_words,
 )
-from alasso.bench.reproduce.evidence import Evidence, NotRun
-from alasso.bench.reproduce.experiments import Experiment
+from alasso.bench.reproduce.experiments import Evidence, Experiment, NotRun
 from alasso.bench.reproduce.statistics import Finding, difference, mean
 from alasso.bench.results import Result, device_of
 from alasso.errors import AlassoError

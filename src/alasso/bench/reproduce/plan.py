@@ -19,8 +19,7 @@ from alasso.bench.labels import count_of
 from alasso.bench.probe import Plan as ProbePlan
 from alasso.bench.probe.measure import probe_first_task
 from alasso.bench.registry import BENCHMARKS
-from alasso.bench.reproduce.evidence import Evidence, NotRun
-from alasso.bench.reproduce.experiments import Experiment
+from alasso.bench.reproduce.experiments import Evidence, Experiment, NotRun
 from alasso.bench.results import Result, device_of
 from alasso.bench.training import sweep
 from alasso.bench.training.progress import stop_on_request

@@ -23,7 +23,7 @@ from alasso.bench import metrics
 from alasso.bench.labels import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.report.aggregate import Array, Mean, mean_of, paired
-from alasso.bench.reproduce.evidence import Evidence, Values
+from alasso.bench.reproduce.experiments import Evidence, Values
 from alasso.errors import AlassoError
 
 

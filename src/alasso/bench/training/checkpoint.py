@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from alasso.bench.config import RunConfig
-from alasso.bench.data import version as editions
+from alasso.bench.data import editions
 from alasso.bench.io import whole_file
 from alasso.bench.learners.base import Learner
 from alasso.errors import AlassoError
@@ -157,7 +157,7 @@ def load(
         )
     if editions.unlike(content["data"], data):
         before, after = editions.in_words(content["data"]), editions.in_words(data)
-        raise AlassoError(f"{path} was begun on other data ({before}; now {after}); delete it to start over")
+        raise AlassoError(f"{path} was trained on other data ({before}; now {after}); delete it to start over")
     restore_random_state(content["random"], device)
     return Position(**content["position"]), content["learner"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from alasso.bench import metrics, models, results
 from alasso.bench.config import RunConfig
-from alasso.bench.data import version as editions
+from alasso.bench.data import editions
 from alasso.bench.io import taken
 from alasso.bench.learners.base import Learner, StepPlan
 from alasso.bench.learners.steps import steps_for
@@ -73,7 +73,7 @@ def run(
     set_precision(config.precision)
     folder = Path(out) if out is not None else None
     saved = results.checkpoint_path(config, folder) if folder else None
-    with taken(folder, [config.name]) if folder else nullcontext(), stop_on_request() as stop_requested:
+    with taken(folder, config.name) if folder else nullcontext(), stop_on_request() as stop_requested:
         if stream is None:
             stream = make_stream(config, Path(data_dir) if data_dir is not None else None, place)
         else:
@@ -105,14 +105,14 @@ def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream
     stream = with_edition(stream)
     if folder:
         files = [path(config, folder) for path in (results.result_path, results.checkpoint_path)]
-        editions.refuse_those_of_others(files, stream.editions)
+        editions.refuse_other_streams(files, stream.editions)
     return stream
 
 
 def make_learner(
     config: RunConfig, stream: Stream, model: Callable[[], nn.Module] | None, device: torch.device
 ) -> Learner:
-    """The learner of the config's method, its network made anew."""
+    """The learner of the config's method, with a fresh network."""
 
     def made() -> nn.Module:
         if model is not None:

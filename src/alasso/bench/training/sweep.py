@@ -15,8 +15,8 @@ from rich.console import Console
 
 from alasso.bench import results
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
-from alasso.bench.data.version import refuse_changed_images
-from alasso.bench.io import check_writable, refuse_those_of_others
+from alasso.bench.data.editions import refuse_changed_images
+from alasso.bench.io import check_writable, refuse_taken
 from alasso.bench.labels import count_of, label, varying_settings
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
@@ -90,7 +90,7 @@ def combinations(
         known(method, METHODS, "method")
     somewhere = {name for method in methods for name in METHODS[method].settings} | set(RunConfig.field_names())
     if "seed" in settings:
-        raise AlassoError("seed is no setting to vary: name the seeds by --seed, or seed = [0, 1] in a file")
+        raise AlassoError("seed is not a setting: give seeds with --seed, or as seed = [0, 1] in a file")
     for name in settings:
         if name not in somewhere or name in NOT_CHANGES:
             allowed = sorted(somewhere - set(NOT_CHANGES))
@@ -129,8 +129,8 @@ def carry_out(
     """
     check_folder(configs, options)
     done = {c.name: read_back(results.result_path(c, options.out)) for c in configs if is_done(c, options)}
-    refuse_those_of_other_images(configs, options)
-    varying, lost = varying_settings(configs), dict[str, list[str]]()
+    refuse_other_images(configs, options)
+    varying, diverged = varying_settings(configs), dict[str, list[str]]()
     with ExitStack() as stack:
         stop_requested = stack.enter_context(stop_on_request())
         bars = Bars(console, len(configs)) if console.is_terminal and not options.quiet else None
@@ -150,12 +150,12 @@ def carry_out(
             try:
                 done[config.name] = train(config, name, options, console, bars, reference(config))
             except RunDiverged as error:
-                lost.setdefault(error.note.why, []).append(name)
+                diverged.setdefault(error.note.why, []).append(name)
                 results.checkpoint_path(config, options.out).unlink(missing_ok=True)  # it leads nowhere
                 results.write_note(error.note, results.environment(str(torch_device(options.device))), options.out)
     finished = [done[config.name] for config in configs if config.name in done]
-    if lost:
-        raise SomeDiverged(" | ".join(f"{'; '.join(names)}: {why}" for why, names in lost.items()), finished)
+    if diverged:
+        raise SomeDiverged(" | ".join(f"{'; '.join(names)}: {why}" for why, names in diverged.items()), finished)
     return finished
 
 
@@ -200,7 +200,7 @@ def is_done(config: RunConfig, options: Options) -> bool:
     return not (options.resume and begun.exists() and begun.stat().st_mtime_ns > finished.stat().st_mtime_ns)
 
 
-def refuse_those_of_other_images(configs: Sequence[RunConfig], options: Options) -> None:
+def refuse_other_images(configs: Sequence[RunConfig], options: Options) -> None:
     """Refuses results and checkpoints of runs on other images than those in the folder now."""
     files = []
     for config in configs:
@@ -223,15 +223,13 @@ def read_back(path: Path) -> Result:
 def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
     """Refuses a folder that takes no files, and, unless asked to, to throw away an unfinished run."""
     check_writable(options.out)
-    refuse_those_of_others(options.out, [config.name for config in configs])
+    refuse_taken(options.out, [config.name for config in configs])
     if options.resume or options.restart:
         return
     for config in configs:
         begun, finished = results.checkpoint_path(config, options.out), results.result_path(config, options.out)
         if begun.exists() and not finished.exists():
-            raise AlassoError(
-                f"{label(config)} was begun and not finished; go on with --resume, or start over with --restart"
-            )
+            raise AlassoError(f"{label(config)} is unfinished; continue it with --resume, or start over with --restart")
 
 
 def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
@@ -244,7 +242,7 @@ def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
         out: Folder of checkpoints and results.
 
     Returns:
-        A line on runs that start anew; None if there is nothing to say.
+        A line on runs that start from the beginning; None if all resume.
 
     Raises:
         AlassoError: The folder holds none of the runs with any seed, but an unfinished one of the same method with
@@ -261,16 +259,16 @@ def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
     named = [f"{name}={theirs}, not {ours}" for name, (ours, theirs) in config.unlike(other).items()]
     if len(named) > MOST_NAMED:
         named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} other settings"]
-    said = f"of {config.method} one was begun there with {'; '.join(named)}"
+    said = f"an unfinished run of {config.method} has {'; '.join(named)}"
     known_here = any(True for c in configs for _ in out.glob(f"{c.name.rpartition('_')[0]}_s*"))  # with another seed
     if len(new) == len(configs) and not known_here:
         what = label(config) if len(configs) == 1 else f"any of these {len(configs)} runs"
         raise AlassoError(
             f"there is nothing to resume in {out} for {what}; {said}: "
-            "give its settings to go on with it, or leave out --resume to start anew"
+            "give its settings to continue it, or leave out --resume to start a new run"
         )
     what = f"{label(config)} has" if len(new) == 1 else f"{len(new)} of {count_of(len(configs), 'run')} have"
-    return f"{what} nothing to resume in {out} and will start anew; {said}"
+    return f"{what} nothing to resume in {out} and will start from the beginning; {said}"
 
 
 def unfinished(kinds: Iterable[tuple[str, str]], out: Path) -> list[RunConfig]:

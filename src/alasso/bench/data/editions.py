@@ -73,11 +73,11 @@ def _images_in(folder: str, file: Path) -> dict[str, str]:
         return {Path(folder).expanduser().resolve().name: folder_edition(folder)}
     except AlassoError as error:
         instead = ", or see what was found with alasso report" if file.suffix == ".json" else ""
-        raise AlassoError(f"{error}; {file.name} was made on images that were there: put them back{instead}") from error
+        raise AlassoError(f"{error}; {file.name} was trained on those images: put them back{instead}") from error
 
 
-def refuse_those_of_others(files: Sequence[Path], now: Editions) -> None:
-    """Refuses to write over results and checkpoints of other tasks: a run's name does not say which it was given.
+def refuse_other_streams(files: Sequence[Path], now: Editions) -> None:
+    """Refuses to write over results and checkpoints of another stream: a run's name does not tell streams apart.
 
     Args:
         files: What the run would write.
@@ -89,8 +89,8 @@ def refuse_those_of_others(files: Sequence[Path], now: Editions) -> None:
     for file in files:
         if file.exists() and unlike(recorded := _readable_in(file), now):
             raise AlassoError(
-                f"{file} is of another stream ({in_words(recorded)}), not of {in_words(now)}: "
-                "give another folder as out, or delete it"
+                f"{file} holds another stream ({in_words(recorded)}), not {in_words(now)}: "
+                "choose another folder as out, or delete it"
             )
 
 
