@@ -92,6 +92,56 @@ def test_a_hook_that_clips_after_attach_leaves_the_path_alone_in_every_task(task
     check_path(model, optimizer, reg, tasks_before)
 
 
+class PutsOtherMemory(torch.optim.Optimizer):
+    """``p.data = …`` in place of a change in place."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.grad
+
+
+class ZeroesGradients(torch.optim.SGD):
+    """``zero_grad(set_to_none=False)`` at the end of its own step."""
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.zero_()
+
+
+def test_weights_that_get_other_memory_are_seen_to_move():
+    ended = []
+    for kind in (torch.optim.SGD, PutsOtherMemory):
+        model = network()
+        optimizer = kind(model.parameters(), lr=0.1)
+        reg = SI(model).attach(optimizer)
+        for batch in batches():
+            backward(model, optimizer, batch)
+            optimizer.step()
+        ended.append(paths(reg))
+        assert reg.steps == len(list(batches()))
+    torch.testing.assert_close(*ended)
+
+
+def test_gradients_that_a_step_zeroes_stay_zero():
+    ended = []
+    for protect in (False, True):
+        model = network()
+        optimizer = ZeroesGradients(model.parameters(), lr=0.1)
+        if protect:
+            SI(model).attach(optimizer)
+        for batch in batches():
+            loss_of(model, batch).backward()  # nobody else zeroes them
+            optimizer.step()
+        ended.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(*ended, rtol=0, atol=0)
+
+
 class SharpnessAware(torch.optim.SGD):
     """Goes uphill first, takes the gradient there by its closure, comes back, and descends by it."""
 

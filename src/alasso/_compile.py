@@ -49,11 +49,6 @@ class Compiled:
         else:
             self._run(*arguments)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether there is a kernel."""
-        return self._run is not None and self._run is not self.plain
-
     def _first_call(self, arguments: Sequence[Any]) -> None:
         run: Pass = torch.compile(self.plain, dynamic=True, fullgraph=True)
         start = time.perf_counter()

@@ -184,7 +184,9 @@ class ProtectedParameters:
         """Begin every state anew, at the weights as they are; a state that nothing was learned in may stay."""
         for name, parameter in self:
             theta = weights_of(parameter)
-            if is_recording(theta.device) or not torch.equal(self.state_of(name, parameter).anchor, theta):
+            if is_recording(theta.device):
+                raise AlassoError("the first step of all begins the path: make one before recording a CUDA graph")
+            if not torch.equal(self.state_of(name, parameter).anchor, theta):
                 self.put(name, self.surrogate.init(theta))
 
     def forget(self, parameter: nn.Parameter) -> None:

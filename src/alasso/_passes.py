@@ -15,13 +15,13 @@ what fits neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from alasso._compile import compiled, flat, flat_state, no_compiler, with_tensor_settings
+from alasso._compile import compiled, flat, flat_state, with_tensor_settings
 from alasso._distributed import local
 from alasso.methods.base import Surrogate, add_to_path_
 
@@ -73,38 +73,7 @@ def is_plain(work: Work, grad: Tensor) -> bool:
     return first.dim() == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
 
 
-def passes(works: Sequence[Work], compile: bool) -> list[Batch | CompiledParameter]:
-    """Return what does the work of plain parameters."""
-    kernels = [work for work in works if compile and no_compiler(work.parameter.device.type) is None]
-    others = [work for work in works if not compile or no_compiler(work.parameter.device.type) is not None]
-    return [*map(CompiledParameter, kernels), *batches(others)]
-
-
 # -- many parameters at once -----------------------------------------------------------------------------------
-
-
-class Piece(NamedTuple):
-    """A part of one parameter's flat tensors; all of them in their own shape where it is whole."""
-
-    work: Work
-    begin: int
-    end: int
-    is_whole: bool
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What pieces of one batch have in common."""
-        shares = tuple((id(share.surrogate), share.has_past) for share in self.work.shares)
-        return self.work.total.device, self.work.total.dtype, shares
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return the piece's part of a tensor."""
-        return tensor if self.is_whole else flat(tensor)[self.begin : self.end]
-
-    def state(self, share: int) -> Any:
-        """Return the piece's part of the state of one share."""
-        state = self.work.shares[share].state
-        return type(state)(*(self.of(t) if t.shape == self.work.parameter.shape else t for t in state))
 
 
 class Spring(NamedTuple):
@@ -121,24 +90,52 @@ class Spring(NamedTuple):
         return cls(state.anchor, k_plus, None if k_minus is k_plus else k_minus - k_plus)
 
 
-def batches(works: Sequence[Work]) -> list[Batch]:
-    """Return batches that together do the work of plain parameters."""
+class Piece:
+    """A part of one parameter's flat tensors; all of them in their own shape where it is whole.
+
+    Attributes:
+        work: The parameter's work.
+        springs: Of each regularizer, None where there is no past.
+        kind: What pieces of one batch have in common.
+        size: How many weights it has.
+    """
+
+    def __init__(self, work: Work, begin: int, end: int) -> None:
+        self.work = work
+        self.size = end - begin
+        self._cut = None if self.size == work.total.numel() else slice(begin, end)
+        self.springs = [
+            Spring.of(share.surrogate, self.state(i)) if share.has_past else None for i, share in enumerate(work.shares)
+        ]
+        of_shares = tuple((id(share.surrogate), share.has_past) for share in work.shares)
+        self.kind = (work.total.device, work.total.dtype, of_shares)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the piece's part of a tensor."""
+        return tensor if self._cut is None else flat(tensor)[self._cut]
+
+    def state(self, share: int) -> Any:
+        """Return the piece's part of the state of one share."""
+        state = self.work.shares[share].state
+        return type(state)(*(self.of(t) if t.shape == self.work.parameter.shape else t for t in state))
+
+
+def pieces_of(work: Work) -> list[Piece]:
+    """Cut a plain parameter into pieces: on a CPU small ones, on a GPU one."""
+    size = work.total.numel()
+    step = PIECE if work.total.is_cpu else max(size, 1)
+    return [Piece(work, begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+
+def batches(pieces: Iterable[Piece]) -> list[Batch]:
+    """Return batches that together do the work of all pieces."""
     kinds: dict[tuple[Any, ...], list[list[Piece]]] = {}
-    for piece in _pieces(works):
+    for piece in pieces:
         groups = kinds.setdefault(piece.kind, [[]])
-        on_cpu = piece.work.total.is_cpu
-        if on_cpu and sum(p.end - p.begin for p in groups[-1]) + piece.end - piece.begin > PIECE:
+        if piece.work.total.is_cpu and sum(one.size for one in groups[-1]) + piece.size > PIECE:
             groups.append([])
         groups[-1].append(piece)
     return [Batch(group) for groups in kinds.values() for group in groups if group]
-
-
-def _pieces(works: Sequence[Work]) -> Iterator[Piece]:
-    for work in works:
-        size = work.total.numel()
-        step = PIECE if work.total.is_cpu else max(size, 1)
-        for begin in range(0, size, step):
-            yield Piece(work, begin, min(begin + step, size), size <= step)
 
 
 class Batch:
@@ -146,20 +143,23 @@ class Batch:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
+        self._places = self._parameters()
         self._theta = [p.of(p.work.parameter.detach()) for p in pieces]
         self._total = [p.of(p.work.total) for p in pieces]
         self._before = [p.of(p.work.before) for p in pieces if p.work.before is not None]
-        self._springs: list[Spring] = []  # of each regularizer
+        self._springs: list[Spring] = []  # of each regularizer with a past
         self._paths: list[list[Tensor]] = []
         for i, share in enumerate(pieces[0].work.shares):
-            states = [p.state(i) for p in pieces]
-            if share.has_past:
-                springs = [Spring.of(share.surrogate, state) for state in states]
+            if springs := [spring for p in pieces if (spring := p.springs[i]) is not None]:
                 anchor, k_plus, more_left = (list(column) for column in zip(*springs, strict=True))
                 self._springs.append(Spring(anchor, k_plus, None if more_left[0] is None else more_left))
             if share.surrogate.observes_path:
-                self._paths.append([state.path for state in states])
+                self._paths.append([p.state(i).path for p in pieces])
         self._grads: list[Tensor] = []
+
+    def _parameters(self) -> list[int]:
+        """Return where the parameters lie in memory."""
+        return [piece.work.parameter.data_ptr() for piece in self._pieces]
 
     def open(self) -> None:
         """Make the total gradients from the parameters' own, and remember the weights."""
@@ -177,7 +177,10 @@ class Batch:
     def close(self) -> None:
         """Add the step to the paths."""
         if self._paths:
-            moves = torch._foreach_sub(self._theta, self._before)
+            theta = self._theta
+            if self._parameters() != self._places:  # the optimizer has put other memory in their place: p.data = …
+                theta = [p.of(p.work.parameter.detach()) for p in self._pieces]
+            moves = torch._foreach_sub(theta, self._before)
             for path in self._paths:
                 torch._foreach_addcmul_(path, self._grads, moves, -1)
         self._grads = []
@@ -230,7 +233,8 @@ class CompiledParameter:
     def close(self) -> None:
         """Add the step to the paths."""
         if self._paths:
-            self._close(self._theta, self._before, self._g, self._paths)
+            theta = flat(self._parameter.detach())  # the optimizer may have put other memory in its place: p.data = …
+            self._close(theta, self._before, self._g, self._paths)
         self._g = self._total
 
 

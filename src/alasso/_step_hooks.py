@@ -5,15 +5,16 @@
     after    ω −= task gradient · (θ − θ before);  p.grad ← the task's gradient again
 
 So ω sees the gradient of the task's loss alone and the move that was really made, and code that looks at ``p.grad``
-between steps, or goes on accumulating into it, finds what it would find without the library.
+between steps, or goes on accumulating into it, finds what it would find without the library. An optimizer that keeps
+``p.grad`` beyond its step has to clone it: the tensor is used again.
 
-This file alone knows closures, GradScaler, accumulation and steps within steps. What a step works on is gathered once,
-in a :class:`Plan`, and used until something changes; the arithmetic is in :mod:`alasso._passes`.
+Closures, GradScaler and steps within steps are known here. What a step works on is gathered once, in a :class:`Plan`,
+and used until something changes; the arithmetic is in :mod:`alasso._passes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from alasso._compile import is_recording, no_compiler
 from alasso._distributed import local
-from alasso._passes import Batch, CompiledParameter, OddParameter, Share, Work, is_plain, passes
-from alasso.errors import AlassoError
+from alasso._passes import Batch, CompiledParameter, OddParameter, Piece, Share, Work, batches, is_plain, pieces_of
+from alasso.errors import AlassoError, warn
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
@@ -84,14 +86,18 @@ class StepHooks:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = ref(optimizer)
+        self._optimizer = ref(optimizer, self._let_go)
+        self._is_torchs = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
         self._handles: list[Any] = []
         self._compile: dict[Regularizer, bool] = {}  # the regularizers, and whether they ask for compiled passes
-        self._buffers: dict[int, tuple[Any, Tensor, Tensor | None]] = {}  # by id of the parameter, which plans hold
+        self.fused_plan: Any = None  # of an optimizer that makes its steps itself
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._versions: list[int] = []  # of the regularizers when the plans were made
+        self._works: dict[int, tuple[Any, Work, list[Piece]]] = {}  # by id of the parameter: what plans have in common
+        self._buffers: dict[int, tuple[Any, Tensor, Tensor | None]] = {}  # by id of the parameter
+        self._versions: list[int] = []  # of the regularizers when the works were made
         self._plan = NOTHING  # of the step that is open
         self._grads: list[Tensor] = []  # the tasks' gradients meanwhile
+        self._written: list[int] = []  # how often each total gradient had been written to when the optimizer got it
         self._begun_at: dict[int, Tensor] = {}  # weights at the step's begin, if the optimizer may have moved them
         self._depth = 0  # of steps within steps: a subclass's step() may call its parent's
         self._an_inner_step_ended = False
@@ -124,11 +130,6 @@ class StepHooks:
             self._handles.clear()
 
     @property
-    def regularizers(self) -> list[Regularizer]:
-        """The regularizers that the optimizer works for."""
-        return list(self._compile)
-
-    @property
     def is_alive(self) -> bool:
         """Whether the optimizer is still in use."""
         return self._optimizer() is not None
@@ -149,6 +150,8 @@ class StepHooks:
         if self._is_within_a_step(optimizer):
             self._depth += 1
             return None
+        if self._depth > 0 and may_nest(type(optimizer)):
+            warn("a step was interrupted, and the one after it was taken for its rest: that one had no penalty")
         self.leave_open_step()  # which raised
         self._depth, self._an_inner_step_ended = 1, False
         if not callable(closure):  # another optimizer's step may take other arguments
@@ -157,7 +160,10 @@ class StepHooks:
         # With a closure, backward runs inside step(): the gradients are there only after it. Torch's own optimizers
         # call it first; others may move the weights before that, as sharpness-aware ones do.
         if not type(optimizer).__module__.startswith("torch.optim"):
-            self._begun_at = {id(p): local(p).detach().clone() for p in self.parameters() if p.requires_grad}
+            observers = [one for one in self._compile if one.surrogate.observes_path]
+            for p in self.parameters():
+                if any(one.protected.name_of(p) is not None for one in observers):
+                    self._begun_at[id(p)] = local(p).detach().clone()
         wrapped = self._wrapped(closure, optimizer)
         if args:
             return (optimizer, wrapped, *args[1:]), kwargs
@@ -204,7 +210,8 @@ class StepHooks:
         self.begin()
         # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
         scale = getattr(optimizer, "grad_scale", None)
-        self._plan = plan = self._plan_of(optimizer, scale is not None)
+        is_scaled = scale is not None or getattr(optimizer, "found_inf", None) is not None
+        self._plan = plan = self._plan_of(optimizer, is_scaled)
         for one in plan.passes:
             one.open()
         for parameter, ascends in plan.odd:
@@ -215,6 +222,7 @@ class StepHooks:
             work.parameter.grad = work.total
             if work.before is not None and id(work.parameter) in self._begun_at:
                 work.before.copy_(self._begun_at[id(work.parameter)])
+        self._written = [work.total._version for work in plan.works]
 
     @torch.no_grad()
     def close(self, optimizer: Optimizer) -> None:
@@ -230,20 +238,23 @@ class StepHooks:
                 g.copy_(g / scale if found_inf is None else torch.where(found_inf.to(torch.bool), g, g / scale))
         for regularizer in plan.seen_by:
             regularizer.steps += 1
-        for work, grad in zip(plan.works, self._grads, strict=True):
+        for work, grad, written in zip(plan.works, self._grads, self._written, strict=True):
             if work.parameter.grad is not None:  # the optimizer may have put another in its place, or dropped it
+                if not self._is_torchs and work.total._version != written and is_zero(work.total):
+                    grad.zero_()  # as the optimizer did
                 work.parameter.grad = grad
         self._end_step()
 
     def _end_step(self) -> None:
-        self._plan, self._grads, self._begun_at, self._depth = NOTHING, [], {}, 0
+        self._plan, self._grads, self._written, self._begun_at, self._depth = NOTHING, [], [], {}, 0
 
     @torch.no_grad()
     def leave_open_step(self) -> None:
-        """After a step that raised: what was written since into the gradient that it left is the task's own."""
-        for work, grad in zip(self._plan.works, self._grads, strict=True):
+        """End a step that raised: what was written since into the gradient that it left is the task's own."""
+        for work, grad, written in zip(self._plan.works, self._grads, self._written, strict=True):
             if work.parameter.grad is work.total:
-                grad.copy_(work.total)
+                if work.total._version != written:
+                    grad.copy_(work.total)
                 work.parameter.grad = grad
         self._end_step()
 
@@ -251,7 +262,7 @@ class StepHooks:
 
     def key_of(self, optimizer: Optimizer) -> tuple[Any, ...]:
         """Return what changes where a step has to work on other things than the one before."""
-        key: list[Any] = [one.protected.version for one in self._compile]
+        key: list[Any] = [(id(one), one.protected.version) for one in self._compile]
         for group in optimizer.param_groups:
             key.append(group.get("maximize"))
             for p in group["params"]:
@@ -259,6 +270,7 @@ class StepHooks:
                     key += (id(p), p.data_ptr(), None if grad.is_sparse else grad.stride())
         return tuple(key)
 
+    @torch.inference_mode(False)  # whoever takes the first step: others will write to the buffers
     def _plan_of(self, optimizer: Optimizer, is_scaled: bool) -> Plan:
         key = (is_scaled, self.key_of(optimizer))
         if (plan := self._plans.get(key)) is None:
@@ -269,65 +281,104 @@ class StepHooks:
             self._plans[is_scaled, self.key_of(optimizer)] = plan
         return plan
 
-    def _forget_plans(self) -> None:
-        self.leave_open_step()
-        self._buffers.clear()
-        self._plans.clear()
-
     def _made_plan(self, optimizer: Optimizer, is_scaled: bool) -> Plan:
+        plan = Plan([], [], [], [])
+        pieces: list[Piece] = []
+        trained = self.trained(optimizer)
+        self._keep_up()
+        for parameter, group in trained:
+            if not (owners := self.owners_of(parameter)):
+                continue
+            plan.seen_by.extend(one for one in owners if one not in plan.seen_by)
+            work, of_work = self._work_of(parameter, owners)
+            if not any(share.has_past or share.surrogate.observes_path for share in work.shares):
+                continue
+            plan.works.append(work)
+            ascends, grad = bool(group.get("maximize")), parameter.grad
+            if is_scaled or ascends or grad is None or not is_plain(work, grad):
+                plan.odd.append((OddParameter(work), ascends))
+            elif any(self._compile.values()) and no_compiler(parameter.device.type) is None:
+                plan.passes.append(CompiledParameter(work))
+            else:
+                if not of_work:
+                    of_work.extend(pieces_of(work))
+                pieces.extend(of_work)
+        plan.passes.extend(batches(pieces))
+        return plan
+
+    def trained(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, dict[str, Any]]]:
+        """Return the parameters that have gradients, with their groups; look at the models again for unknown ones."""
+        found = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for regularizer in self._compile:
+            if any(regularizer.protected.name_of(parameter) is None for parameter, _ in found):
+                regularizer.look()  # a parameter group was added, or a head replaced, since attach()
+        if any(id(p) in self._works and not self.owners_of(p) for p, _ in found):
+            warn("the optimizer holds parameters that are no longer in the model: make a new one, and attach() it")
+            self._works.clear()
+        return found
+
+    def owners_of(self, parameter: nn.Parameter) -> dict[Regularizer, str]:
+        """Return the regularizers that protect a parameter, with the name that each knows it by."""
+        names = {regularizer: regularizer.protected.name_of(parameter) for regularizer in self._compile}
+        return {regularizer: name for regularizer, name in names.items() if name is not None}
+
+    def _keep_up(self) -> None:
+        """Forget what was made of states, settings and parameters that have changed since."""
         versions = [one.protected.version for one in self._compile]
         if versions != self._versions:
             self._versions = versions
             self._plans.clear()
+            self._works.clear()
             held = {id(p) for p in self.parameters()}
             self._buffers = {place: buffers for place, buffers in self._buffers.items() if place in held}
-        plan = Plan([], [], [], [])
-        plain: list[Work] = []
-        for group in optimizer.param_groups:
-            ascends = bool(group.get("maximize"))
-            for parameter in group["params"]:
-                if parameter.grad is None or not (owners := self.owners_of(parameter)):
-                    continue
-                plan.seen_by.extend(one for one in owners if one not in plan.seen_by)
-                shares = tuple(Share.of(regularizer, name, parameter) for regularizer, name in owners.items())
-                if not any(share.has_past or share.surrogate.observes_path for share in shares):
-                    continue
-                if parameter.grad.is_sparse:
-                    name = next(iter(owners.values()))
-                    raise AlassoError(
-                        f"{name} has a sparse gradient, which has no place for a penalty; use sparse=False"
-                    )
-                work = Work(parameter, *self._buffers_of(parameter, shares), shares)
-                plan.works.append(work)
-                if is_scaled or ascends or not is_plain(work, parameter.grad):
-                    plan.odd.append((OddParameter(work), ascends))
-                else:
-                    plain.append(work)
-        plan.passes.extend(passes(plain, any(self._compile.values())))
-        return plan
 
-    def owners_of(self, parameter: nn.Parameter) -> dict[Regularizer, str]:
-        """Return the regularizers that protect a parameter, with the name that each knows it by."""
-        owners = {}
-        for regularizer in self._compile:
-            name = regularizer.protected.name_of(parameter)
-            if name is None:
-                regularizer.look()  # a parameter group was added, or a head replaced, since attach()
-                name = regularizer.protected.name_of(parameter)
-            if name is not None:
-                owners[regularizer] = name
-        return owners
-
-    def _buffers_of(self, parameter: nn.Parameter, shares: Sequence[Share]) -> tuple[Tensor, Tensor | None]:
-        """Return room for the total gradient and for the weights before a step: fresh memory is slow memory."""
+    def _work_of(self, parameter: nn.Parameter, owners: Mapping[Regularizer, str]) -> tuple[Work, list[Piece]]:
+        """Return a parameter's work, and the pieces of it, which are made where they are used."""
         grad = parameter.grad
         assert grad is not None
+        if grad.is_sparse:
+            name = next(iter(owners.values()))
+            raise AlassoError(f"{name} has a sparse gradient, which has no place for a penalty; use sparse=False")
         like = (grad.shape, grad.stride(), grad.dtype, grad.device, local(parameter).dtype)
-        if (known := self._buffers.get(id(parameter))) is None or known[0] != like:
+        known = self._works.get(id(parameter))
+        if known is None or known[0] != like:
+            shares = tuple(Share.of(regularizer, name, parameter) for regularizer, name in owners.items())
+            work = Work(parameter, *self._buffers_of(parameter, like, shares), shares)
+            known = self._works[id(parameter)] = like, work, []
+        return known[1:]
+
+    def _buffers_of(self, parameter: nn.Parameter, like: Any, shares: Sequence[Share]) -> tuple[Tensor, Tensor | None]:
+        """Return room for the total gradient and for the weights before a step: fresh memory is slow memory."""
+        known = self._buffers.get(id(parameter))
+        if known is None or known[0] != like:
             observed = any(share.surrogate.observes_path for share in shares)
             before = torch.empty_like(local(parameter)) if observed else None
-            known = self._buffers[id(parameter)] = like, torch.empty_like(grad), before
+            total = torch.empty_like(parameter.grad if parameter.grad is not None else parameter)
+            known = self._buffers[id(parameter)] = like, total, before
         return known[1:]
+
+    def release(self) -> None:
+        """Give up all memory that steps use."""
+        self._plans.clear()
+        self._works.clear()
+        self._buffers.clear()
+
+    def _forget_plans(self) -> None:
+        self.leave_open_step()
+        self.release()
+        self.fused_plan = None
+
+    def _let_go(self, _: Any) -> None:
+        """The optimizer is gone."""
+        self._forget_plans()
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Return whether a gradient is all zeros, as one that an optimizer has reset within its step."""
+    g = local(tensor)
+    if is_recording(g.device):
+        return False  # nothing can be asked of a GPU that records
+    return not bool(g[:1].any() if g.dim() else g.any()) and not bool(g.any())
 
 
 _hooks_of: WeakKeyDictionary[Optimizer, StepHooks] = WeakKeyDictionary()

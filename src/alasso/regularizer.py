@@ -94,7 +94,7 @@ class Regularizer:
         """Add the penalty to every step of ``optimizer`` from now on, and observe the steps.
 
         The training loop stays as it is: closures, gradient accumulation, clipping, schedulers, mixed precision. Attach
-        again after the model grew or with a new optimizer; attaching the same optimizer twice changes nothing. The
+        again after the model grew or with a new optimizer; attaching the same one again changes ``compile`` alone. The
         regularizer is also a context manager that detaches at the end.
 
         Args:

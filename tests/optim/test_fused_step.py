@@ -1,14 +1,16 @@
 """The step in one pass: equal to hooks around torch's optimizers, drop-in for them, and never a wrong result."""
 
 import copy
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import alasso
-from alasso import ALASSO, EWC, MAS, SI, AlassoError, _compile, _passes
+from alasso import ALASSO, EWC, MAS, SI, AlassoError, _compile
 from alasso._step_hooks import StepHooks
 from alasso.optim import _fused_step
 from alasso.optim._update_rules import AdamRule
@@ -24,14 +26,13 @@ LOSS = nn.functional.cross_entropy
 def uncompiled(monkeypatch):
     """Steps in one pass, but with the pass run as it is: the same functions, no compiler to wait for."""
     monkeypatch.setattr(_compile, "_compiled", {})
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    for module in (_passes, _fused_step):
-        monkeypatch.setattr(module, "no_compiler", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *arguments: function(*arguments))
+    monkeypatch.setattr(_fused_step, "no_compiler", lambda device: None)
 
 
 def kernels():
     """Names of what was compiled."""
-    return [one.name for one in _compile._compiled.values() if one.is_compiled or one._run]
+    return [one.name for one in _compile._compiled.values() if one._run not in (None, one.plain)]
 
 
 def trained(model, optimizer, reg, tasks=TASKS):
@@ -95,6 +96,7 @@ def test_compiled_adam_equals_hooks_around_torchs_adam(kind, dtype):
     for task in data[1:]:
         their_reg.consolidate(task)
         run(theirs, their_optimizer, task)
+    assert f"step_of_Adam_{type(reg.surrogate).__name__.removesuffix('Surrogate')}" in kernels()
     rtol, atol = (1e-9, 1e-12) if dtype == torch.float64 else (1e-5, 1e-7)
     assert_same_run((ours, optimizer, reg), (theirs, their_optimizer, their_reg), rtol, atol)
 
@@ -227,6 +229,59 @@ def test_groups_schedulers_frozen_and_excluded_parameters(uncompiled):
 # -- drop-in -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("begin_anew", [lambda o: o.load_state_dict(START), lambda o: o.state.clear()])
+def test_an_optimizer_whose_state_begins_anew_uses_its_new_state(uncompiled, begin_anew):
+    ended = []
+    for module in (torch.optim, alasso.optim):
+        torch.manual_seed(0)
+        model = mlp(6, 12, 4)
+        optimizer = module.Adam(model.parameters(), lr=5e-3)
+        run(model, optimizer, TASKS[0][:1])  # a warm-up
+        begin_anew(optimizer)
+        run(model, optimizer, TASKS[0])
+        ended.append((model, optimizer, None))
+    assert_same_run(*ended)
+    assert all(float(own["step"]) == len(TASKS[0]) for own in ended[1][1].state.values())
+
+
+START = torch.optim.Adam(mlp(6, 12, 4).parameters(), lr=5e-3).state_dict()
+
+
+@pytest.mark.parametrize(("option", "value"), [("nesterov", True), ("weight_decay", 0.1)])
+def test_an_option_changed_between_steps_holds_from_the_next_one_on(uncompiled, option, value):
+    ended = []
+    for module in (torch.optim, alasso.optim):
+        torch.manual_seed(0)
+        model = mlp(6, 12, 4)
+        optimizer = module.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        run(model, optimizer, TASKS[0][:3])
+        optimizer.param_groups[0][option] = value
+        run(model, optimizer, TASKS[0][3:])
+        ended.append((model, optimizer, None))
+    assert_same_run(*ended)
+
+
+def test_one_regularizer_after_another_takes_over_with_its_own_past(uncompiled):
+    model = mlp(6, 12, 4)
+    optimizer = alasso.optim.Adam(model.parameters())
+    first, second = SI(model, c=0.0), SI(model, c=1000.0)
+    for reg in (first, second):
+        reg.attach(optimizer)
+        run(model, optimizer, TASKS[0])
+        reg.consolidate()
+        reg.detach()
+    first.attach(optimizer)
+    run(model, optimizer, TASKS[1][:2])
+    first.detach()
+    second.attach(optimizer)
+    run(model, optimizer, TASKS[1][2:4])
+    assert (first.steps, second.steps) == (2, 2)
+    gone = weakref.ref(first)
+    del first, reg
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("first", ["torch", "alasso"])
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
 def test_state_goes_to_torchs_optimizer_and_back_in_the_middle_of_a_task(uncompiled, name, first):
@@ -270,10 +325,10 @@ def test_attaching_as_well_changes_nothing_and_detaching_ends_it(uncompiled):
         reg.consolidate()
         run(model, optimizer, TASKS[1])
     assert same(weights(once), weights(twice))
-    assert not optimizers[1]._optimizer_step_pre_hooks and StepHooks.of(optimizers[1]).regularizers == [regs[1]]
+    assert not optimizers[1]._optimizer_step_pre_hooks and list(StepHooks.of(optimizers[1])._compile) == [regs[1]]
 
     regs[0].detach()
-    assert StepHooks.of(optimizers[0]).regularizers == []
+    assert not StepHooks.of(optimizers[0])._compile
     plain.load_state_dict(once.state_dict())
     plain_optimizer = torch.optim.Adam(plain.parameters())
     plain_optimizer.load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
@@ -299,7 +354,7 @@ def test_a_copied_optimizer_is_plain_and_consolidate_says_so():
     model = mlp(6, 4)
     reg = ALASSO(model)
     copied = copy.deepcopy(alasso.optim.Adam(model.parameters(), regularizer=reg))
-    assert StepHooks.of(copied).regularizers == []
+    assert not StepHooks.of(copied)._compile
     copied.param_groups[0]["params"] = list(model.parameters())
     run(model, copied, TASKS[0])
     with pytest.raises(AlassoError, match="seen no optimizer step"):

@@ -5,13 +5,13 @@ They are torch's optimizers, with the same arguments, ``state_dict`` and behavio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from alasso.optim._fused_step import Closure, FusedOptimizer, Rule
+from alasso.optim._fused_step import NO_STATE, Closure, FusedOptimizer, Rule
 from alasso.optim._update_rules import AdamRule, Group, SGDRule
 from alasso.regularizer import Regularizer
 
@@ -86,8 +86,8 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             self._init_group(group, [], [], [], [], [], [])
         return own
 
-    def _rule_of(self, group: Group, own: dict[str, Any]) -> Rule:
-        return AdamRule.of(group, own["step"].is_cuda)
+    def _rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
+        return AdamRule.of(group, bool(own) and own["step"].is_cuda)
 
     def _count_step(self, states: Sequence[dict[str, Any]]) -> None:
         torch._foreach_add_([own["step"] for own in states], 1)
@@ -147,17 +147,20 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         return self._step(closure, torch.optim.SGD.step)
 
     def _why_not(self, parameter: nn.Parameter, group: Group) -> str | None:
-        if group["momentum"] and group["dampening"] and self.state[parameter].get("momentum_buffer") is None:
+        own = self.state.get(parameter, {})
+        if group["momentum"] and group["dampening"] and own.get("momentum_buffer") is None:
             return "the first step with dampening differs from the later ones"
         return super()._why_not(parameter, group)
 
     def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        if not group["momentum"]:
+            return {}
         own: dict[str, Any] = self.state[parameter]
-        if group["momentum"] and own.get("momentum_buffer") is None:
+        if own.get("momentum_buffer") is None:
             own["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return own
 
-    def _rule_of(self, group: Group, own: dict[str, Any]) -> Rule:
+    def _rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
         return SGDRule.of(group)
 
     def _numbers(self, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:

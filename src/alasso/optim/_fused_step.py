@@ -10,7 +10,7 @@ scaled gradients, shards, odd layouts, no compiler), torch makes it between the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ log = logging.getLogger("alasso")
 
 Closure = Callable[[], Any]
 Rule = AdamRule | SGDRule
+NO_STATE: Mapping[str, Any] = {}
 
 
 def kernel_of(rule: Rule, surrogates: Sequence[Any]) -> Compiled:
@@ -88,7 +89,6 @@ class FusedOptimizer(Optimizer):
     calls_its_hooks = True  # torch does not
 
     # Defaults here, because a copied or unpickled optimizer never runs __init__.
-    _plan: tuple[Any, FusedPlan] = (None, FusedPlan([], []))
     _reason: str | None = None  # why the last step was not fused
 
     def _take(self, regularizer: Any) -> None:
@@ -104,7 +104,8 @@ class FusedOptimizer(Optimizer):
         """Return the optimizer's state of a parameter, made if it is not there yet."""
         raise NotImplementedError
 
-    def _rule_of(self, group: Group, own: dict[str, Any]) -> Rule:
+    def _rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
+        """Return the rule of a group; for a step, given the state of the parameter."""
         raise NotImplementedError
 
     def _numbers(self, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
@@ -144,12 +145,12 @@ class FusedOptimizer(Optimizer):
         """Make the step, and return whether it could be made so."""
         is_scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
         hooks.begin()
-        key = (is_scaled, hooks.key_of(self), self._own_key())
-        if self._plan[0] != key:
-            self._plan = key, self._made_plan(hooks, "the gradients are scaled" if is_scaled else None)
+        if hooks.fused_plan is None or hooks.fused_plan[0] != self._key(hooks, is_scaled):
+            plan = self._made_plan(hooks, "the gradients are scaled" if is_scaled else None)
+            hooks.fused_plan = self._key(hooks, is_scaled), plan  # the optimizer's state may be there only now
         if self._reason is not None:
             return False
-        plan = self._plan[1]
+        plan = hooks.fused_plan[1]
         self._count_step([own for _, _, own in plan.parameters])
         for parameter, index, own in plan.parameters:
             parameter.step(self._numbers(index, own, parameter.parameter))
@@ -157,28 +158,23 @@ class FusedOptimizer(Optimizer):
             regularizer.steps += 1
         return True
 
-    def _own_key(self) -> list[Any]:
-        """Return what changes where the optimizer's state or its kind of step does."""
-        key: list[Any] = []
+    def _key(self, hooks: StepHooks, is_scaled: bool) -> list[Any]:
+        """Return what changes where a step has to work on other things than the one before, or in another way."""
+        key: list[Any] = [is_scaled, hooks.key_of(self)]
         for group in self.param_groups:
-            key += [group["weight_decay"] == 0, group.get("momentum") == 0, group.get("amsgrad"), group["maximize"]]
+            key.append(self._rule_of(group))
             for p in group["params"]:
                 if p.grad is not None and p in self.state:
                     key += [t.data_ptr() for t in self.state[p].values() if t is not None]
         return key
 
     def _made_plan(self, hooks: StepHooks, reason: str | None) -> FusedPlan:
-        trained = [
-            (index, group, p)
-            for index, group in enumerate(self.param_groups)
-            for p in group["params"]
-            if p.grad is not None
-        ]
         plan = FusedPlan([], [])
-        for index, group, parameter in trained:
+        index_of = {id(group): index for index, group in enumerate(self.param_groups)}
+        for parameter, group in hooks.trained(self):
             reason = reason or self._why_not(parameter, group)
             if reason is None:
-                own = self._state_of(parameter, group)
+                own, index = self._state_of(parameter, group), index_of[id(group)]
                 rule = self._rule_of(group, own)
                 owners = hooks.owners_of(parameter)
                 shares = [Share.of(regularizer, name, parameter) for regularizer, name in owners.items()]
@@ -188,6 +184,8 @@ class FusedOptimizer(Optimizer):
         if reason is not None and reason != self._reason:
             log.warning("%s is not fused with the penalty, which hooks add: %s", type(self).__name__, reason)
         self._reason = reason
+        if reason is None:
+            hooks.release()
         return plan
 
     def _learning_rate(self, index: int, like: Tensor) -> Tensor:
