@@ -26,6 +26,7 @@ from alasso._compile import is_recording, no_compiler
 from alasso._distributed import local
 from alasso._passes import Batch, CompiledParameter, OddParameter, Piece, Share, Work, batches, is_plain, pieces_of
 from alasso.errors import AlassoError, warn
+from alasso.optim._fused_step import Engine, engine_for, is_scaled
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
@@ -90,7 +91,9 @@ class StepHooks:
         self._is_torchs = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
         self._handles: list[Any] = []
         self._compile: dict[Regularizer, bool] = {}  # the regularizers, and whether they ask for compiled passes
-        self.fused_plan: Any = None  # of an optimizer that makes its steps itself
+        self._calls = bool(getattr(optimizer, "calls_its_hooks", False))  # as torch does not
+        self._engine: Engine | None = engine_for(optimizer) if self._calls else None  # makes whole steps in one pass
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []  # gradients of a step that an engine has made
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._works: dict[int, tuple[Any, Work, list[Piece]]] = {}  # by id of the parameter: what plans have in common
         self._buffers: dict[int, tuple[Any, Tensor, Tensor | None]] = {}  # by id of the parameter
@@ -114,7 +117,9 @@ class StepHooks:
         self._forget_plans()
         self._compile[regularizer] = compile
         optimizer = self._optimizer()
-        if optimizer is not None and not self._handles and not getattr(optimizer, "calls_its_hooks", False):
+        if optimizer is not None and not self._calls:
+            self._engine = engine_for(optimizer) if any(self._compile.values()) else None
+        if optimizer is not None and not self._handles and not self._calls:
             self._handles = [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
@@ -179,7 +184,7 @@ class StepHooks:
 
     def _wrapped(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
         def closure_then_penalty() -> Any:
-            if self._plan is not NOTHING:
+            if self._plan is not NOTHING or self._hidden:
                 raise AlassoError(
                     f"{type(optimizer).__name__} called its closure twice in one step, so no single gradient "
                     "belongs to its move; use an optimizer that evaluates the loss once a step"
@@ -204,14 +209,34 @@ class StepHooks:
             if regularizer.steps == 0:
                 regularizer.before_first_step()
 
-    @torch.no_grad()
     def open(self, optimizer: Optimizer) -> None:
+        """Put the total gradients in the place of the task's; or make the whole step, and leave nothing to do."""
+        if self._engine is not None and self._is_alone(optimizer) and self.made_in_one_pass(optimizer):
+            self._hidden = [(p, p.grad) for p in self.parameters() if p.grad is not None]
+            for parameter, _ in self._hidden:
+                parameter.grad = None
+        else:
+            self.open_plainly(optimizer)
+
+    def _is_alone(self, optimizer: Optimizer) -> bool:
+        """Return whether nobody else hooks into the steps: others must find gradients, which an engine hides."""
+        tables = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+        return all(len(table) == 1 for table in tables)
+
+    def made_in_one_pass(self, optimizer: Optimizer) -> bool:
+        """Make the whole step where there is an engine that can, and return whether it was made."""
+        if self._engine is None:
+            return False
+        self.begin()
+        return self._engine.made(optimizer, self)
+
+    @torch.no_grad()
+    def open_plainly(self, optimizer: Optimizer) -> None:
         """Put the total gradients in the place of the task's."""
         self.begin()
         # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
         scale = getattr(optimizer, "grad_scale", None)
-        is_scaled = scale is not None or getattr(optimizer, "found_inf", None) is not None
-        self._plan = plan = self._plan_of(optimizer, is_scaled)
+        self._plan = plan = self._plan_of(optimizer)
         for one in plan.passes:
             one.open()
         for parameter, ascends in plan.odd:
@@ -246,7 +271,11 @@ class StepHooks:
         self._end_step()
 
     def _end_step(self) -> None:
-        self._plan, self._grads, self._written, self._begun_at, self._depth = NOTHING, [], [], {}, 0
+        for parameter, grad in self._hidden:
+            if parameter.grad is None:
+                parameter.grad = grad
+        self._plan, self._grads, self._written, self._hidden = NOTHING, [], [], []
+        self._begun_at, self._depth = {}, 0
 
     @torch.no_grad()
     def leave_open_step(self) -> None:
@@ -271,17 +300,17 @@ class StepHooks:
         return tuple(key)
 
     @torch.inference_mode(False)  # whoever takes the first step: others will write to the buffers
-    def _plan_of(self, optimizer: Optimizer, is_scaled: bool) -> Plan:
-        key = (is_scaled, self.key_of(optimizer))
-        if (plan := self._plans.get(key)) is None:
-            plan = self._made_plan(optimizer, is_scaled)
+    def _plan_of(self, optimizer: Optimizer) -> Plan:
+        scaled = is_scaled(optimizer)
+        if (plan := self._plans.get((scaled, self.key_of(optimizer)))) is None:
+            plan = self._made_plan(optimizer, scaled)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             # Parameters that came up on the way have changed the key.
-            self._plans[is_scaled, self.key_of(optimizer)] = plan
+            self._plans[scaled, self.key_of(optimizer)] = plan
         return plan
 
-    def _made_plan(self, optimizer: Optimizer, is_scaled: bool) -> Plan:
+    def _made_plan(self, optimizer: Optimizer, scaled: bool) -> Plan:
         plan = Plan([], [], [], [])
         pieces: list[Piece] = []
         trained = self.trained(optimizer)
@@ -295,7 +324,7 @@ class StepHooks:
                 continue
             plan.works.append(work)
             ascends, grad = bool(group.get("maximize")), parameter.grad
-            if is_scaled or ascends or grad is None or not is_plain(work, grad):
+            if scaled or ascends or grad is None or not is_plain(work, grad):
                 plan.odd.append((OddParameter(work), ascends))
             elif any(self._compile.values()) and no_compiler(parameter.device.type) is None:
                 plan.passes.append(CompiledParameter(work))
@@ -366,7 +395,8 @@ class StepHooks:
     def _forget_plans(self) -> None:
         self.leave_open_step()
         self.release()
-        self.fused_plan = None
+        if self._engine is not None:
+            self._engine.forget()
 
     def _let_go(self, _: Any) -> None:
         """The optimizer is gone."""

@@ -165,6 +165,59 @@ SGDS = {
 CASES = [("Adam", options) for options in ADAMS.values()] + [("SGD", options) for options in SGDS.values()]
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_attach_with_compile_makes_whole_steps_of_torchs_own_optimizers(uncompiled, kind):
+    """Gradients after a step are the task's own; a closure, another hook and detach() do what they do without."""
+    theirs = mlp(6, 12, 4, dtype=torch.float64)
+    ours = copy.deepcopy(theirs)
+    data = toy_tasks(3, dtype=torch.float64)
+    runs = []
+    for model, compile in ((theirs, False), (ours, True)):
+        optimizer = kind(model.parameters(), lr=5e-3)
+        reg = ALASSO(model, c=5.0).attach(optimizer, compile=compile)
+        trained(model, optimizer, reg, data[:2])
+        closure = closure_of(model, optimizer, *data[2][0])
+        assert float(optimizer.step(closure)) > 0
+        kept = [p.grad.clone() for p in model.parameters()]
+        assert all(torch.equal(p.grad, g) and g.any() for p, g in zip(model.parameters(), kept, strict=True))
+        seen = []
+        handle = optimizer.register_step_pre_hook(
+            lambda o, *_, seen=seen: seen.append(o.param_groups[0]["params"][0].grad)
+        )
+        run(model, optimizer, data[2][:2])
+        assert len(seen) == 2 and all(grad is not None for grad in seen)
+        handle.remove()
+        run(model, optimizer, data[2][2:])
+        reg.detach()
+        run(model, optimizer, data[0][:2])
+        runs.append((model, optimizer, reg))
+    assert_same_run(*runs, rtol=1e-7, atol=1e-12)
+    assert any(kernel.startswith("step_of_") for kernel in kernels())
+
+
+def closure_of(model, optimizer, x, y):
+    def closure():
+        optimizer.zero_grad()
+        loss = LOSS(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def test_a_step_in_one_pass_that_raised_gives_the_gradients_back(uncompiled):
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = ALASSO(model).attach(optimizer, compile=True)
+    run(model, optimizer, TASKS[0][:2])
+    LOSS(model(TASKS[0][2][0]), TASKS[0][2][1]).backward()
+    grads = [p.grad for p in model.parameters()]
+    StepHooks.of(optimizer).open(optimizer)
+    assert all(p.grad is None for p in model.parameters())
+    reg.detach()
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), grads, strict=True))
+
+
 @pytest.mark.parametrize("protected", [True, False])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"adam {k}" for k in ADAMS] + [f"sgd {k}" for k in SGDS])
 def test_every_option_does_what_it_does_in_torch(uncompiled, name, options, protected):

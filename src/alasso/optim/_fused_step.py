@@ -2,16 +2,16 @@
 
     total gradient ← g + ∂penalty/∂θ;  the optimizer's moments;  θ;  ω −= g·Δθ
 
-Steps are made on the state that torch's optimizer keeps. Where one cannot be made in such passes (half precision,
-scaled gradients, shards, odd layouts, no compiler), torch makes it between the two halves of
-:class:`alasso._step_hooks.StepHooks`, with equal results.
+An engine makes the steps of one optimizer on the state that it keeps itself. Where a step cannot be made in such passes
+(half precision, scaled gradients, shards, odd layouts, no compiler), the engine says why, and torch makes the step
+between the two halves of :class:`alasso._step_hooks.StepHooks`, with equal results.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,15 @@ from torch.optim import Optimizer
 
 from alasso._compile import Compiled, compiled, flat, flat_state, no_compiler, with_tensor_settings
 from alasso._passes import Share, Work, is_plain
-from alasso._step_hooks import StepHooks
-from alasso.errors import AlassoError
 from alasso.methods.base import add_to_path_
 from alasso.optim._update_rules import AdamRule, Group, SGDRule
-from alasso.regularizer import Regularizer
+
+if TYPE_CHECKING:
+    from alasso._step_hooks import StepHooks
+    from alasso.regularizer import Regularizer
 
 log = logging.getLogger("alasso")
 
-Closure = Callable[[], Any]
 Rule = AdamRule | SGDRule
 NO_STATE: Mapping[str, Any] = {}
 
@@ -83,39 +83,32 @@ class FusedPlan(NamedTuple):
     seen_by: list[Regularizer]
 
 
-class FusedOptimizer(Optimizer):
-    """What :class:`alasso.optim.Adam` and :class:`alasso.optim.SGD` have in common."""
+class Engine:
+    """Makes the steps of one optimizer in one pass, and remembers what they work on."""
 
-    calls_its_hooks = True  # torch does not
-
-    # Defaults here, because a copied or unpickled optimizer never runs __init__.
-    _reason: str | None = None  # why the last step was not fused
-
-    def _take(self, regularizer: Any) -> None:
-        if isinstance(regularizer, Regularizer):
-            regularizer.attach(self)
-        elif regularizer is not None:
-            given = f"the class {regularizer.__name__}" if isinstance(regularizer, type) else type(regularizer).__name__
-            raise AlassoError(f"regularizer takes one made for the model, as alasso.ALASSO(model), not {given}")
+    def __init__(self) -> None:
+        self._plan: tuple[Any, FusedPlan] = (None, FusedPlan([], []))
+        self._reason: str | None = None  # why the last step was not made so
+        self._constants: dict[Any, tuple[list[float], Tensor]] = {}
 
     # -- what each optimizer knows ---------------------------------------------------------------------------
 
-    def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+    def state_of(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
         """Return the optimizer's state of a parameter, made if it is not there yet."""
         raise NotImplementedError
 
-    def _rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
+    def rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
         """Return the rule of a group; for a step, given the state of the parameter."""
         raise NotImplementedError
 
-    def _numbers(self, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
+    def numbers(self, group: Group, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
         """Return the numbers that a step of a parameter depends on."""
         raise NotImplementedError
 
-    def _count_step(self, states: Sequence[dict[str, Any]]) -> None:
+    def count_step(self, states: Sequence[dict[str, Any]]) -> None:
         """Count a step of all parameters with these states."""
 
-    def _why_not(self, parameter: nn.Parameter, group: Group) -> str | None:
+    def why_not(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> str | None:
         """Return why a step of a parameter cannot be fused, None if it can."""
         grad = parameter.grad
         assert grad is not None
@@ -127,86 +120,144 @@ class FusedOptimizer(Optimizer):
 
     # -- a step ----------------------------------------------------------------------------------------------
 
-    def _step(self, closure: Closure | None, torch_step: Callable[..., Any]) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        hooks = StepHooks.of(self)
-        hooks.leave_open_step()  # which raised
-        if not self._fused_step(hooks):
-            hooks.open(self)
-            unhooked(torch_step)(self)
-            hooks.close(self)
-        return loss
-
     @torch.no_grad()
-    def _fused_step(self, hooks: StepHooks) -> bool:
+    def made(self, optimizer: Optimizer, hooks: StepHooks) -> bool:
         """Make the step, and return whether it could be made so."""
-        is_scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
-        hooks.begin()
-        if hooks.fused_plan is None or hooks.fused_plan[0] != self._key(hooks, is_scaled):
-            plan = self._made_plan(hooks, "the gradients are scaled" if is_scaled else None)
-            hooks.fused_plan = self._key(hooks, is_scaled), plan  # the optimizer's state may be there only now
+        if self._plan[0] != self._key(optimizer, hooks):
+            plan = self._made_plan(optimizer, hooks)
+            self._plan = self._key(optimizer, hooks), plan  # the optimizer's state may be there only now
         if self._reason is not None:
             return False
-        plan = hooks.fused_plan[1]
-        self._count_step([own for _, _, own in plan.parameters])
+        plan = self._plan[1]
+        self.count_step([own for _, _, own in plan.parameters])
         for parameter, index, own in plan.parameters:
-            parameter.step(self._numbers(index, own, parameter.parameter))
+            parameter.step(self.numbers(optimizer.param_groups[index], index, own, parameter.parameter))
         for regularizer in plan.seen_by:
             regularizer.steps += 1
         return True
 
-    def _key(self, hooks: StepHooks, is_scaled: bool) -> list[Any]:
+    def forget(self) -> None:
+        """Let go of what steps worked on."""
+        self._plan = (None, FusedPlan([], []))
+
+    def _key(self, optimizer: Optimizer, hooks: StepHooks) -> list[Any]:
         """Return what changes where a step has to work on other things than the one before, or in another way."""
-        key: list[Any] = [is_scaled, hooks.key_of(self)]
-        for group in self.param_groups:
-            key.append(self._rule_of(group))
+        key: list[Any] = [is_scaled(optimizer), hooks.key_of(optimizer)]
+        for group in optimizer.param_groups:
+            key.append(self.rule_of(group))
             for p in group["params"]:
-                if p.grad is not None and p in self.state:
-                    key += [t.data_ptr() for t in self.state[p].values() if t is not None]
+                if p.grad is not None and p in optimizer.state:
+                    key += [t.data_ptr() for t in optimizer.state[p].values() if t is not None]
         return key
 
-    def _made_plan(self, hooks: StepHooks, reason: str | None) -> FusedPlan:
+    def _made_plan(self, optimizer: Optimizer, hooks: StepHooks) -> FusedPlan:
         plan = FusedPlan([], [])
-        index_of = {id(group): index for index, group in enumerate(self.param_groups)}
-        for parameter, group in hooks.trained(self):
-            reason = reason or self._why_not(parameter, group)
+        reason = "the gradients are scaled" if is_scaled(optimizer) else None
+        index_of = {id(group): index for index, group in enumerate(optimizer.param_groups)}
+        for parameter, group in hooks.trained(optimizer):
+            reason = reason or self.why_not(optimizer, parameter, group)
             if reason is None:
-                own, index = self._state_of(parameter, group), index_of[id(group)]
-                rule = self._rule_of(group, own)
+                own, index = self.state_of(optimizer, parameter, group), index_of[id(group)]
+                rule = self.rule_of(group, own)
                 owners = hooks.owners_of(parameter)
                 shares = [Share.of(regularizer, name, parameter) for regularizer, name in owners.items()]
                 fused = FusedParameter(parameter, shares, rule, [own[moment] for moment in rule.moments])
                 plan.parameters.append((fused, index, own))
                 plan.seen_by.extend(one for one in owners if one not in plan.seen_by)
         if reason is not None and reason != self._reason:
-            log.warning("%s is not fused with the penalty, which hooks add: %s", type(self).__name__, reason)
+            log.warning("%s is not fused with the penalty, which hooks add: %s", type(optimizer).__name__, reason)
         self._reason = reason
         if reason is None:
             hooks.release()
         return plan
 
-    def _learning_rate(self, index: int, like: Tensor) -> Tensor:
+    def learning_rate(self, group: Group, index: int, like: Tensor) -> Tensor:
         """Return a group's learning rate; a tensor of the user's stays the one that schedulers write to."""
-        lr = self.param_groups[index]["lr"]
+        lr = group["lr"]
         if isinstance(lr, Tensor):
             return lr.detach().reshape(()).to(like.device, like.dtype, non_blocking=True)
-        return self._constant("lr", index, [lr], like).reshape(())
+        return self.constant("lr", index, [lr], like).reshape(())
 
-    def _constant(self, name: str, index: int, numbers: list[float], like: Tensor) -> Tensor:
+    def constant(self, name: str, index: int, numbers: list[float], like: Tensor) -> Tensor:
         """Return a group's numbers as a tensor that stays where it is: a CUDA graph knows it by its address."""
-        known: dict[Any, tuple[list[float], Tensor]] = self.__dict__.setdefault("_constants", {})
         key = (name, index, like.device, like.dtype)
-        if key not in known:
-            known[key] = numbers, torch.tensor(numbers, device=like.device, dtype=like.dtype)
-        elif known[key][0] != numbers:
-            known[key] = numbers, known[key][1].copy_(torch.tensor(numbers, dtype=like.dtype))
-        return known[key][1]
+        known = self._constants.get(key)
+        if known is None:
+            known = numbers, torch.tensor(numbers, device=like.device, dtype=like.dtype)
+        elif known[0] != numbers:
+            known = numbers, known[1].copy_(torch.tensor(numbers, dtype=like.dtype))
+        self._constants[key] = known
+        return known[1]
 
 
-def unhooked(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's step() without the hooks around it: they are run around ours."""
-    inner: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
-    return inner
+class AdamEngine(Engine):
+    """Steps of ``torch.optim.Adam`` and ``AdamW``."""
+
+    def why_not(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> str | None:
+        if any(isinstance(beta, Tensor) for beta in group["betas"]):
+            return "betas are tensors"
+        own = optimizer.state.get(parameter)
+        if own and not set(self.rule_of(group).moments) <= own.keys():
+            return "the optimizer's state lacks a moment"
+        return super().why_not(optimizer, parameter, group)
+
+    def state_of(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        own: dict[str, Any] = optimizer.state[parameter]
+        if not own:
+            optimizer._init_group(group, [], [], [], [], [], [])  # type: ignore[attr-defined]
+        return own
+
+    def rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
+        return AdamRule.of(group, bool(own) and own["step"].is_cuda)
+
+    def count_step(self, states: Sequence[dict[str, Any]]) -> None:
+        torch._foreach_add_([own["step"] for own in states], 1)
+
+    def numbers(self, group: Group, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
+        step = own["step"]
+        if not step.is_cuda:
+            return (self.constant("step", index, AdamRule.numbers(group, float(step)), like),)
+        others = self.constant("others", index, AdamRule.device_numbers(group), like)
+        return step, self.learning_rate(group, index, like), others
+
+
+class SGDEngine(Engine):
+    """Steps of ``torch.optim.SGD``."""
+
+    def why_not(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> str | None:
+        own = optimizer.state.get(parameter, {})
+        if group["momentum"] and group["dampening"] and own.get("momentum_buffer") is None:
+            return "the first step with dampening is one of its own"
+        return super().why_not(optimizer, parameter, group)
+
+    def state_of(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        if not group["momentum"]:
+            return {}
+        own: dict[str, Any] = optimizer.state[parameter]
+        if own.get("momentum_buffer") is None:
+            own["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return own
+
+    def rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
+        return SGDRule.of(group)
+
+    def numbers(self, group: Group, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
+        others = self.constant("others", index, SGDRule.numbers(group), like)
+        return self.learning_rate(group, index, like), others
+
+
+def is_scaled(optimizer: Optimizer) -> bool:
+    """Return whether a GradScaler has left its scale, or a step to skip, to the optimizer."""
+    return getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
+
+
+def engine_for(optimizer: Optimizer) -> Engine | None:
+    """Return an engine for torch's Adam, AdamW and SGD and for the library's own; None for all others."""
+    kind = type(optimizer)
+    own = getattr(kind, "calls_its_hooks", False)
+    if kind is torch.optim.SGD or (own and issubclass(kind, torch.optim.SGD)):
+        return SGDEngine()
+    # Before torch 2.7, AdamW was no Adam with another option.
+    if kind in (torch.optim.Adam, torch.optim.AdamW) or own:
+        return AdamEngine() if issubclass(kind, torch.optim.Adam) else None
+    return None
