@@ -99,8 +99,8 @@ class Regularizer:
 
         Args:
             optimizer: A torch optimizer that holds parameters of the model, or a wrapper of one.
-            compile: Compile the hooks' passes over memory with ``torch.compile``: faster on large models, but the first
-                steps take some seconds.
+            compile: Make whole steps of torch's Adam, AdamW and SGD one compiled pass with the penalty; of another
+                optimizer, compile the hooks' own passes. Faster on large models, but the first steps take some seconds.
 
         Returns:
             The regularizer itself.
