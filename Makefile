@@ -8,7 +8,6 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 demo: $(VENV)/.installed
 	$(BIN)/alasso demo --out runs/demo
-	$(BIN)/alasso report runs/demo -o runs/demo/report.html
 
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
