@@ -176,6 +176,14 @@ def test_a_subclass_that_calls_its_parents_step_is_observed_once(with_closure):
     assert same(regs[0].importance().values(), regs[1].importance().values())
 
 
+def test_a_second_regularizer_in_the_place_of_the_first_is_noticed():
+    model = mlp(6, 4)
+    optimizer = adam(model)
+    ALASSO(model).attach(optimizer)  # as when a cell of a notebook is run twice
+    with pytest.warns(UserWarning, match=r"another regularizer of this model \(ALASSO\) .* detach\(\) the old one"):
+        ALASSO(model).attach(optimizer)
+
+
 def test_foreign_optimizer_and_non_optimizer_are_refused():
     model = mlp(6, 4)
     with pytest.raises(AlassoError, match="none of the model's protected parameters"):
@@ -721,8 +729,9 @@ def test_of_two_regularizers_each_sees_the_gradient_of_the_task_alone(order):
     model = mlp(6, 12, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     made = {"strong": MAS(model, lam=20.0), "observer": SI(model, c=0.0)}
-    for name in order:
-        made[name].attach(optimizer)
+    made[order[0]].attach(optimizer)
+    with pytest.warns(UserWarning, match="both will pull"):
+        made[order[1]].attach(optimizer)
     run(model, optimizer, tasks[0])
     made["strong"].consolidate(tasks[0])
     made["observer"].consolidate()
@@ -743,7 +752,9 @@ def test_of_two_regularizers_each_sees_the_gradient_of_the_task_alone(order):
 def test_with_two_regularizers_gradients_after_a_step_are_the_tasks_own():
     model = mlp(6, 12, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    path, strong = SI(model, c=1.0, xi=1e-3).attach(optimizer), MAS(model, lam=20.0).attach(optimizer)
+    path, strong = SI(model, c=1.0, xi=1e-3).attach(optimizer), MAS(model, lam=20.0)
+    with pytest.warns(UserWarning, match="both will pull"):
+        strong.attach(optimizer)
     run(model, optimizer, TASKS[0])
     path.consolidate()
     strong.consolidate(TASKS[0])

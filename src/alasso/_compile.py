@@ -47,7 +47,14 @@ class Compiled:
         elif self._run is None:
             self._first_call(arguments)
         else:
-            self._run(*arguments)
+            try:
+                self._run(*arguments)
+            except Exception as error:
+                if type(error).__name__ != "FailOnRecompileLimitHit":  # raised before anything is computed
+                    raise
+                log.warning("%s has more variants than torch keeps, and runs as it is from now on", self.name)
+                self._run = self.plain
+                self.plain(*arguments)
 
     def _first_call(self, arguments: Sequence[Any]) -> None:
         run: Pass = torch.compile(self.plain, dynamic=True, fullgraph=True)

@@ -220,8 +220,9 @@ class CompiledParameter:
         ]
         self._paths = [flat(share.state.path) for share in work.shares if share.surrogate.observes_path]
         kinds = "_".join(type(surrogate).__name__ for surrogate, _ in self._pasts)
-        self._open = compiled(("open", kinds), open_pass, f"open_step_{kinds}")
-        self._close = compiled("close", close_pass, "close_step")
+        kind = work.total.dtype, work.total.device.type
+        self._open = compiled(("open", kinds, *kind), open_pass, f"open_step_{kinds}")
+        self._close = compiled(("close", *kind), close_pass, "close_step")
         self._g = self._total
 
     def open(self) -> None:

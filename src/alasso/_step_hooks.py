@@ -135,6 +135,11 @@ class StepHooks:
             self._handles.clear()
 
     @property
+    def regularizers(self) -> list[Regularizer]:
+        """The regularizers that the optimizer works for."""
+        return list(self._compile)
+
+    @property
     def is_alive(self) -> bool:
         """Whether the optimizer is still in use."""
         return self._optimizer() is not None

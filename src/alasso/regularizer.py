@@ -118,6 +118,11 @@ class Regularizer:
                 f"build it from the parameters of the model given to {type(self).__name__}"
             )
         hooks = StepHooks.of(optimizer)
+        if others := [one for one in hooks.regularizers if one is not self and one.model is self.model]:
+            warn(
+                f"another regularizer of this model ({type(others[0]).__name__}) is attached to this optimizer: both "
+                "will pull; if the new one takes the old one's place, detach() the old one"
+            )
         hooks.add(self, compile)
         self._attached = [one for one in self._attached if one.is_alive and one is not hooks] + [hooks]
         self.protected.warn_of_replaced()

@@ -533,6 +533,29 @@ def test_a_step_that_raised_is_as_if_it_had_not_been_begun(monkeypatch):
     assert same(*(one.values() for one in importance))
 
 
+def test_more_variants_than_torch_keeps_run_as_they_are(monkeypatch, caplog):
+    class FailOnRecompileLimitHit(Exception):
+        pass
+
+    def add(total, other):
+        total.add_(other)
+
+    calls = []
+
+    def compiled(total, other):
+        calls.append(1)
+        if len(calls) > 1:
+            raise FailOnRecompileLimitHit
+        total.add_(other)
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled)
+    function, total = _compile.Compiled(add, "add"), torch.zeros(3)
+    for _ in range(4):
+        function(total, torch.ones(3))
+    assert total.tolist() == [4, 4, 4] and len(calls) == 2
+    assert [s for s in saying(caplog) if "more variants" in s]
+
+
 def test_channels_last_weights_are_passed_over_as_they_lie(uncompiled):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))

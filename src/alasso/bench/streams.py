@@ -388,8 +388,8 @@ def _labels(labels: np.ndarray[Any, Any], device: torch.device) -> Tensor:
 
 
 def _placed(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """On the device, unless it would take more than half of what is free there: then batches travel one by one."""
+    """On the device, unless it would take more than a quarter of it: then batches travel one by one."""
     device = torch.device(device)
-    if device.type == "cuda" and tensor.nbytes > torch.cuda.mem_get_info(device)[0] // 2:
+    if device.type == "cuda" and tensor.nbytes > torch.cuda.get_device_properties(device).total_memory // 4:
         return tensor
     return tensor.to(device)

@@ -36,7 +36,7 @@ class TaskKeeper:
     ) -> None:
         if end_of_task not in get_args(EndOfTask):
             raise AlassoError(f"end_of_task must be one of {', '.join(get_args(EndOfTask))}, not {end_of_task!r}")
-        if not isinstance(regularizer, Regularizer) and not callable(regularizer):
+        if isinstance(regularizer, nn.Module) or not (isinstance(regularizer, Regularizer) or callable(regularizer)):
             raise AlassoError(
                 f"the callback needs a regularizer such as ALASSO(model), or ALASSO itself, "
                 f"not {type(regularizer).__name__}"

@@ -38,6 +38,8 @@ def merge_adapters(regularizer: Regularizer) -> None:
     Raises:
         AlassoError: The method is IMM, a task has begun, or the adapters cannot be merged; then nothing has changed.
     """
+    if not isinstance(regularizer, Regularizer):
+        raise AlassoError(f"merge_adapters() takes the regularizer, not {type(regularizer).__name__}")
     if isinstance(regularizer, IMM):
         raise AlassoError("IMM averages the weights of tasks, which merged adapters no longer have; use another method")
     if regularizer.steps > 0:

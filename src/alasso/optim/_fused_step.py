@@ -32,8 +32,8 @@ Rule = AdamRule | SGDRule
 NO_STATE: Mapping[str, Any] = {}
 
 
-def kernel_of(rule: Rule, surrogates: Sequence[Any]) -> Compiled:
-    """Return the compiled step of this rule under these kinds of surrogate; none of them for plain training."""
+def kernel_of(rule: Rule, shares: Sequence[Share], theta: Tensor) -> Compiled:
+    """Return the compiled step of this rule under such shares, of weights such as θ; without any, of plain training."""
 
     def step(
         theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], numbers: tuple[Tensor, ...], shares: Sequence[Any]
@@ -51,9 +51,9 @@ def kernel_of(rule: Rule, surrogates: Sequence[Any]) -> Compiled:
         for old, new in zip(moments, new_moments, strict=True):
             old.copy_(new)
 
-    kinds = tuple(type(surrogate) for surrogate in surrogates)
-    names = [type(rule).__name__.removesuffix("Rule"), *(kind.__name__.removesuffix("Surrogate") for kind in kinds)]
-    return compiled((rule, kinds), step, "step_of_" + "_".join(names))
+    kinds = tuple((type(share.surrogate), share.has_past) for share in shares)
+    names = [type(rule).__name__.removesuffix("Rule"), *(kind.__name__.removesuffix("Surrogate") for kind, _ in kinds)]
+    return compiled((rule, kinds, theta.dtype, theta.device.type), step, "step_of_" + "_".join(names))
 
 
 class FusedParameter:
@@ -67,7 +67,7 @@ class FusedParameter:
             (with_tensor_settings(surrogate, self._theta), flat_state(state, parameter.shape), has_past)
             for surrogate, state, has_past in shares
         ]
-        self._kernel = kernel_of(rule, [share.surrogate for share in shares])
+        self._kernel = kernel_of(rule, shares, self._theta)
 
     def step(self, numbers: tuple[Tensor, ...]) -> None:
         """Make one."""

@@ -140,7 +140,7 @@ def demo(out: OutFolder = Path("runs/demo"), seed: Seed = 0, restart: Restart = 
     shows a finished one.
     """
     methods = ["sgd", "ewc", "si", "alasso"]
-    configs = runs.combinations("permuted-digits", methods, [seed], {"epochs": 5}, {})  # under a minute
+    configs = runs.combinations("permuted-digits", methods, [seed], {}, {})
     options = runs.Options(out=out, device="cpu", quiet=quiet, resume=not restart, restart=restart)
     show_runs(configs, options, None, to_go_on=())
     report([out], output=out / "report.html")

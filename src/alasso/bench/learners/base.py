@@ -183,7 +183,10 @@ class Learner:
     def new_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Adam:
         on_gpu = self.device.type == "cuda"  # there, steps are replayed from a graph
         rate, eps = self.config.learning_rate, self.config.adam_eps
-        return torch.optim.Adam(parameters, rate, eps=eps, fused=True, capturable=on_gpu)
+        optimizer = torch.optim.Adam(parameters, rate, eps=eps, fused=True, capturable=on_gpu)
+        # Torch warns of steps before the graph; there are three a task.
+        optimizer._warned_capturable_if_run_uncaptured = True
+        return optimizer
 
     def reset_optimizer(self) -> None:
         self.optimizer = self.new_optimizer()
@@ -367,7 +370,8 @@ def laid_out(examples: Examples, input_shape: tuple[int, ...]) -> Examples:
     """
     device = examples.images.device
     needed = 4 * len(examples) * torch.Size(input_shape).numel()
-    if device.type == "cuda" and needed > torch.cuda.mem_get_info(device)[0] // 4:
+    # By the size of the machine, not by what is free at the moment: a result may not depend on that.
+    if device.type == "cuda" and needed > torch.cuda.get_device_properties(device).total_memory // 8:
         return examples
     x, y = examples.batch(torch.arange(len(examples), device=device))
     if x.dim() == 4 and x[0, 0].numel() >= LARGE_IMAGE:

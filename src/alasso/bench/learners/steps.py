@@ -80,9 +80,13 @@ class RecordedSteps(Steps):
         """A step on the examples that ``place`` names when it is replayed. Recording computes nothing."""
         graph = torch.cuda.CUDAGraph()
         self.learner.optimizer.zero_grad(set_to_none=True)  # gradients get their memory from the graph
-        # Thread-local: a checkpoint may be written meanwhile.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self.loss_sum += self.learner.step(self.t, place)
+        torch.cuda.synchronize(self.learner.device)
+        with torch.cuda.stream(self.stream):  # torch.cuda.graph would give all unused memory back first, each time
+            graph.capture_begin(capture_error_mode="thread_local")  # a checkpoint may be written meanwhile
+            try:
+                self.loss_sum += self.learner.step(self.t, place)
+            finally:
+                graph.capture_end()
         self.learner.noted_steps(-1)  # Python counted a step that was not made
         return graph
 

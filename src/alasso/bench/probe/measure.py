@@ -32,7 +32,7 @@ from alasso import ALASSO, AlassoError
 from alasso.bench import results
 from alasso.bench.config import RunConfig
 from alasso.bench.labels import count_of
-from alasso.bench.learners.base import Learner
+from alasso.bench.learners.base import Learner, Regularized
 from alasso.bench.probe import Measured, Plan
 from alasso.bench.registry import METHODS
 from alasso.bench.streams import make_stream
@@ -152,6 +152,8 @@ def learn_first_task(learner: Learner, watch: Watch) -> tuple[ALASSO, dict[str, 
     learner.begin_task(0)
     learner.prepare(0)
     observer = ALASSO(learner.model, **settings)
+    if isinstance(learner, Regularized):
+        learner.regularizer.detach()  # in the first task it adds nothing
     observer.attach(learner.optimizer)
     start = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     for epoch in range(config.epochs):
