@@ -242,8 +242,9 @@ def test_the_penalty_is_logged(tmp_path):
 def test_mistakes_are_named():
     with pytest.raises(AlassoError, match="end_of_task must be one of fit, manual, not 'epoch'"):
         AlassoCallback(ALASSO, end_of_task="epoch")
-    with pytest.raises(AlassoError, match="needs a regularizer such as ALASSO"):
-        AlassoCallback("alasso")
+    for wrong in ("alasso", mlp(6, 4)):
+        with pytest.raises(AlassoError, match="needs a regularizer such as ALASSO"):
+            AlassoCallback(wrong)
     with pytest.raises(AlassoError, match="made when training begins"):
         _ = AlassoCallback(ALASSO).regularizer
 
