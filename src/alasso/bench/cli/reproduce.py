@@ -84,7 +84,9 @@ def reproduce(
         Path | None,
         typer.Option(help="The document. Default: REPRODUCTION.md in the paper's folder; in another --out, there."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help=f"The page. Default: {PAGE}; with --judge, none.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help=f"The page. Default: {PAGE}; in another --out, there; with --judge, none.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
     """Run the paper's missing experiments and judge each of its claims."""
@@ -99,7 +101,7 @@ def reproduce(
     if plan:
         return show_plan(work, make_plan(work.chosen, work.evidence, seeds))
     document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
-    page_file = report or (None if judge else PAGE)
+    page_file = report or (None if judge else PAGE if work.is_papers_own else work.out / PAGE.name)
     check_file(document, ".md")
     if page_file is not None:
         check_file(page_file, ".html", ".htm")
