@@ -20,7 +20,7 @@ from alasso.bench.learners.base import Learner, StepPlan
 from alasso.bench.learners.steps import steps_for
 from alasso.bench.registry import METHODS, loaded
 from alasso.bench.results import Divergence, Result
-from alasso.bench.streams import Stream, make_stream, with_edition
+from alasso.bench.streams import Stream, make_stream, with_edition, with_validation
 from alasso.bench.training import checkpoint
 from alasso.bench.training.checkpoint import Position
 from alasso.bench.training.progress import Observer, Stopped, stop_on_request
@@ -97,7 +97,7 @@ def run(
 
 
 def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream:
-    """The user's stream with its edition; refuses one that does not fit the config or the folder's files."""
+    """The user's stream, as the config asks; refuses one that does not fit the config or the folder's files."""
     if not isinstance(stream, Stream):
         raise AlassoError(f"stream must be a Stream, not a {type(stream).__name__}: Stream.of makes one of your data")
     if config.tasks not in (None, len(stream)):
@@ -106,7 +106,7 @@ def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream
     if folder:
         files = [path(config, folder) for path in (results.result_path, results.checkpoint_path)]
         editions.refuse_other_streams(files, stream.editions)
-    return stream
+    return with_validation(stream, config.seed) if config.validation else stream
 
 
 def make_learner(
