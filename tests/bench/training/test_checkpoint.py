@@ -178,3 +178,19 @@ def test_a_last_checkpoint_that_does_not_fit_costs_no_result(tmp_path, monkeypat
     monkeypatch.setattr(Trainer, "end_task", end_task)
     finished(config, out=tmp_path)
     assert results.read(tmp_path / f"{config.name}.json").accuracy
+
+
+def test_a_result_that_cannot_be_written_costs_no_training(tmp_path, monkeypatch):
+    config, steps = small("alasso"), []
+
+    def full(path, content):
+        raise AlassoError("the disk is full")
+
+    with monkeypatch.context() as patched, pytest.raises(AlassoError, match="the disk is full"):
+        patched.setattr(results, "write_whole", full)
+        finished(config, out=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".checkpoint"]
+    monkeypatch.setattr(Observer, "step_done", lambda *told: steps.append(told))
+    assert finished(config, out=tmp_path, resume=True).accuracy and not steps
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert results.read(next(tmp_path.iterdir())).accuracy == finished(config).accuracy

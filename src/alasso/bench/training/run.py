@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,11 +88,18 @@ def run(
         if position.commits[-1:] != [code := results.commit()]:
             position.commits.append(code)
         with few_threads_for(learner):
-            Trainer(learner, position, observer or Observer(), saved, checkpoint_every, stop_requested).train()
+            trainer = Trainer(learner, position, observer or Observer(), saved, checkpoint_every, stop_requested)
+            trainer.train()
             result = found_by(learner, position, reference)
-        if folder:
-            results.write(result, folder)
-            results.checkpoint_path(config, folder).unlink(missing_ok=True)
+        if folder and saved:
+            try:
+                results.write(result, folder)
+            except AlassoError:
+                with suppress(AlassoError):  # the disk may take neither
+                    trainer.save()
+                    trainer.writer.finish()
+                raise
+            saved.unlink(missing_ok=True)
     return result
 
 
