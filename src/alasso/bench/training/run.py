@@ -48,7 +48,8 @@ def run(
     """Trains a method on a stream, task after task, and measures it on all tasks seen so far after each.
 
     Args:
-        config: What to train; the result depends on it alone.
+        config: What to train. The result depends on it and the device alone; on a CPU, for networks above 2 million
+            weights, also on the number of threads.
         stream: Tasks in place of those that the config names.
         model: A function that makes a network, in place of the one that the config names.
         out: Folder for the result, and for checkpoints until then; None writes nothing.
