@@ -42,6 +42,8 @@ def test_hash_ignores_the_seed_and_nothing_else():
 def test_config_survives_json():
     config = small(a=3.0)
     assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    older = {**config.to_json(), "seed": 2**32}  # no new run takes it
+    assert RunConfig.from_json(older).seed == 2**32
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,7 @@ def test_config_survives_json():
         ({"learning_rate": 0}, "learning_rate must be a positive number"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of adam, sgd"),
         ({"seed": -2}, "seed must be 0 or more"),
+        ({"seed": 2**32}, "seed must be below 2³², not 4294967296"),
         ({"method": "online-ewc", "gamma": 3}, "gamma must lie between 0 and 1, not be 3.0"),
         ({"method": "ewc", "lam": 1e40}, "lam must be at most 3.4e+38, not 1e+40"),
         ({"method": "imm-mode", "last_weight": 1}, "last_weight must lie between 0 and 1, and below 1, not be 1.0"),

@@ -3,6 +3,7 @@
 import errno
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,6 +23,24 @@ def test_what_was_killed_stands_in_nobody_s_way(tmp_path):
     assert (tmp_path / ".x.lock").exists()
     with disk.taken(tmp_path, "x"):
         pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_killed_while_it_wrote_leaves_no_part_behind(tmp_path):
+    writes = "import os, sys; from pathlib import Path; from alasso.bench.io import whole_file\n"
+    writes += "with whole_file(Path(sys.argv[1]) / 'x_s1.checkpoint'): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", writes, str(tmp_path)])
+    (part,) = tmp_path.iterdir()
+    with disk.taken(tmp_path, "x_s11"):
+        assert part.exists()  # may be of another run that is on
+    with disk.taken(tmp_path, "x_s1"):
+        assert not part.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_that_start_together_do_not_keep_each_other_from_a_folder(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(disk.check_writable, [tmp_path] * 2000))
     assert not list(tmp_path.iterdir())
 
 

@@ -96,6 +96,10 @@ class RunConfig:
                 allowed = [*own, *(f for f in FIELDS if f not in NOT_CHANGES)]
                 raise AlassoError(f"{method} has no setting {name!r}{other_setting(name, allowed)}")
         config = RunConfig(benchmark=benchmark, method=method, settings=own, **values).checked()
+        if (
+            config.seed >= 2**32
+        ):  # its upper half would be taken for a place in a run; older results may have such seeds
+            raise AlassoError(f"seed must be below 2³², not {config.seed}")
         for name in changes:
             config.refuse_idle(name)
         return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,9 +70,7 @@ def check_writable(folder: Path, named: Path | None = None) -> None:
     """
     with disk_errors_as_advice(named or folder):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        probe = there / ".alasso-can-write"
-        probe.write_bytes(b"")
-        probe.unlink()
+        tempfile.TemporaryFile(dir=there).close()  # of a name that nobody else has
 
 
 # -- locks: two processes that train one run would write over each other's checkpoint ------------------------------
@@ -95,6 +94,8 @@ def taken(folder: Path, name: str) -> Iterator[None]:
     if lock is None:
         raise AlassoError(_refusal(name))
     try:
+        for killed in folder.glob(f".{name}.*.part"):  # of processes that were killed while they wrote
+            killed.unlink(missing_ok=True)
         yield
     finally:
         with suppress(OSError):

@@ -267,10 +267,12 @@ def searched(benchmark: str) -> Mapping[str, dict[str, Any]]:
     file = Path(__file__).with_name("searched") / f"{benchmark}.json"
     if not file.exists():
         return {}
-    chosen: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["chosen"]
-    if "alasso" in chosen:  # the memory is beside the method, which stays as it is
-        chosen.setdefault("alasso-memory", chosen["alasso"])
-    return chosen
+    return with_memory(json.loads(file.read_text(encoding="utf-8"))["chosen"])
+
+
+def with_memory(chosen: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What a search chose; alasso-memory has alasso's settings: the method beside the memory stays as it is."""
+    return {"alasso-memory": chosen["alasso"], **chosen} if "alasso" in chosen else dict(chosen)
 
 
 # Conv nets need less damping: SI's authors used ξ = 1e-3 on CIFAR, and so does ALASSO here.

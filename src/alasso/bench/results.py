@@ -255,7 +255,9 @@ def is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Which run diverged, in which task, counted from 1, and why. Its note keeps a sweep from training it again."""
+    """Which run diverged, in which task, counted from 1, and why. With its note, ``alasso reproduce`` does not
+    train it again.
+    """
 
     config: RunConfig
     task: int

@@ -14,10 +14,11 @@ from alasso import AlassoError
 from alasso.bench import results
 from alasso.bench.registry import METHODS
 from alasso.bench.training import checkpoint
+from alasso.bench.training import run as training
 from alasso.bench.training.progress import Observer
 from alasso.bench.training.run import Stopped, Trainer, run
 
-from helpers import StopAt
+from helpers import StopAt, same
 from run_helpers import CPU, begun, finished, small
 
 
@@ -32,6 +33,18 @@ class StopsAfter(Observer):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def learners(monkeypatch):
+    """Every learner that runs make, in this order."""
+    made, make = [], training.make_learner
+    monkeypatch.setattr(training, "make_learner", lambda *given: made.append(make(*given)) or made[-1])
+    return made
+
+
+def same_weights(one, other):
+    return same(one.model.state_dict().values(), other.model.state_dict().values())
+
+
 def stopped_and_resumed(config, out, steps):
     """Run in pieces of ``steps`` optimizer steps, each piece a new learner from the checkpoint."""
     for _ in range(1000):
@@ -43,10 +56,11 @@ def stopped_and_resumed(config, out, steps):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path):
+def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path, learners):
     config = small(method)
     undisturbed = finished(config)
     pieces = stopped_and_resumed(config, tmp_path, steps=13)
+    assert len(learners) > 3 and same_weights(learners[0], learners[-1])
     assert pieces.accuracy == undisturbed.accuracy
     assert pieces.ahead == undisturbed.ahead and pieces.untrained == undisturbed.untrained
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
@@ -55,14 +69,18 @@ def test_a_run_in_many_pieces_equals_the_undisturbed_one(method, tmp_path):
 @pytest.mark.parametrize(
     "changes", [{"optimizer": "sgd"}, {"memory": 20, "loss_clip": 1e-6}, {"reset_optimizer": True}]
 )
-def test_so_does_one_with_other_fields(changes, tmp_path):
+def test_so_does_one_with_other_fields(changes, tmp_path, learners):
     config = small("alasso", **changes)
-    assert stopped_and_resumed(config, tmp_path, steps=29).accuracy == finished(config).accuracy
+    undisturbed = finished(config)
+    assert stopped_and_resumed(config, tmp_path, steps=29).accuracy == undisturbed.accuracy
+    assert same_weights(learners[0], learners[-1])
 
 
-def test_so_does_one_that_drops_nodes(tmp_path):
+def test_so_does_one_that_drops_nodes(tmp_path, learners):
     config = small("imm-mode", transfer="drop")
-    assert stopped_and_resumed(config, tmp_path, steps=29).accuracy == finished(config).accuracy
+    undisturbed = finished(config)
+    assert stopped_and_resumed(config, tmp_path, steps=29).accuracy == undisturbed.accuracy
+    assert same_weights(learners[0], learners[-1])
 
 
 def test_state_of_a_gpu_s_optimizer_is_taken_on_a_cpu(tmp_path):
@@ -92,6 +110,7 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from alasso.bench.config import RunConfig
+from alasso.bench.training import run as training
 from alasso.bench.training.run import run
 
 config = RunConfig.for_benchmark("permuted-digits", "alasso", tasks=4, epochs=25, hidden=16)
@@ -109,21 +128,25 @@ while kills < 10:
     os.waitpid(child, 0)
     kills += 1
 print(kills)
+learners, make = [], training.make_learner
+training.make_learner = lambda *given: learners.append(make(*given)) or learners[-1]
 run(config, out=out, device="cpu", resume=True)
+training.torch.save(learners[0].model.state_dict(), sys.argv[2])
 """
 
 
-def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path):
+def test_killed_at_random_moments_and_resumed_gives_the_same_result(tmp_path, learners):
     """SIGKILL, ten times, wherever it happens to hit."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path)], env=environment, capture_output=True, text=True
-    )
+    out, weights = tmp_path / "out", tmp_path / "weights.pt"
+    words = [sys.executable, "-c", KILLER, str(out), str(weights)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 10, "the run ended before it had been killed ten times; make it longer"
-    (file,) = tmp_path.iterdir()
+    (file,) = out.iterdir()
     killed = results.read(file)
     assert killed.accuracy == finished(killed.config).accuracy
+    assert same(torch.load(weights).values(), learners[0].model.state_dict().values())
 
 
 def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
@@ -178,3 +201,19 @@ def test_a_last_checkpoint_that_does_not_fit_costs_no_result(tmp_path, monkeypat
     monkeypatch.setattr(Trainer, "end_task", end_task)
     finished(config, out=tmp_path)
     assert results.read(tmp_path / f"{config.name}.json").accuracy
+
+
+def test_a_result_that_cannot_be_written_costs_no_training(tmp_path, monkeypatch):
+    config, steps = small("alasso"), []
+
+    def full(path, content):
+        raise AlassoError("the disk is full")
+
+    with monkeypatch.context() as patched, pytest.raises(AlassoError, match="the disk is full"):
+        patched.setattr(results, "write_whole", full)
+        finished(config, out=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".checkpoint"]
+    monkeypatch.setattr(Observer, "step_done", lambda *told: steps.append(told))
+    assert finished(config, out=tmp_path, resume=True).accuracy and not steps
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert results.read(next(tmp_path.iterdir())).accuracy == finished(config).accuracy

@@ -1,20 +1,22 @@
 """What is told of a run, and how it is stopped."""
 
+import csv
 import errno
 import io
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from alasso.bench.cli import main as cli
 from alasso.bench.training import progress
 from alasso.bench.training.checkpoint import Position
-from alasso.bench.training.progress import CsvLog, Observer
+from alasso.bench.training.progress import CsvLog, Observer, TensorBoardLog
 from alasso.bench.training.run import Trainer
 
-from run_helpers import begun, finished, small
+from run_helpers import begun, break_off, finished, small
 
 
 @pytest.mark.parametrize(
@@ -124,3 +126,40 @@ def test_csv_log(tmp_path):
     lines = (tmp_path / "deep" / "x.csv").read_text().splitlines()
     assert lines[0] == "seconds,task,epoch,loss,penalty,learned,mean_accuracy"
     assert len(lines) == 1 + 3 * (2 + 1)  # epochs and the task's end, for each of three tasks
+
+
+def logged(path, **options):
+    log = CsvLog(path)
+    finished(small(), observer=log, **options)
+    log.close()
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_csv_log_holds_each_row_once_after_a_restart_or_a_kill(tmp_path):
+    path = tmp_path / "x.csv"
+    first = logged(path)
+    with path.open("a") as file:
+        file.write("0.1,3")  # killed while it wrote
+    restarted = logged(path)
+    break_off(small(), tmp_path)  # in the second task; the log goes on beyond it, as after a kill
+    resumed = logged(path, out=tmp_path, resume=True)
+    for rows in (restarted, resumed):
+        assert [row[1:] for row in rows] == [row[1:] for row in first]
+    assert resumed[:4] == restarted[:4]  # the header and the first task's rows stay
+
+
+def test_tensorboard_counts_epochs_from_the_run_s_beginning(tmp_path, monkeypatch):
+    told = []
+
+    class Board:
+        def __init__(self, folder):
+            self.close = lambda: None
+
+        def add_scalar(self, name, value, number):
+            told.append((name, number))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Board))
+    break_off(small(), tmp_path)
+    finished(small(), out=tmp_path, resume=True, observer=TensorBoardLog(tmp_path / "board"))
+    assert [number for name, number in told if name == "loss"] == [3, 4, 5, 6]  # of two epochs in each of three tasks

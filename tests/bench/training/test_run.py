@@ -94,6 +94,14 @@ def test_a_stream_of_another_length_than_was_asked_for_is_refused():
         run(RunConfig.own("sgd", tasks=5), stream=Stream.of([((x, y), (x, y))]), device="cpu")
 
 
+def test_validation_never_measures_the_test_examples_of_your_own_stream():
+    x = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    stream = Stream.of([((x, y), (x, 1 - y))])  # who answers right is wrong in every test example
+    config = RunConfig.own("sgd", epochs=30, learning_rate=1e-2, hidden=32, validation=True)
+    assert run(config, stream=stream, device="cpu").metrics["A"] > 0.8
+
+
 def test_two_tensor_datasets_from_python():
     x = torch.randn(60, 6)
     first = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())

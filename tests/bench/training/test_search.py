@@ -130,9 +130,45 @@ def test_what_a_search_chose_is_given_to_runs(tmp_path, monkeypatch, capsys):
             "there is no file .*no.json; alasso search permuted-digits --file .* writes one",
         ),
         ("permuted-mnist", "found.json", "is not the outcome of a search on permuted-mnist"),
+        ("permuted-digits", ".", "cannot be read: Is a directory"),
     ],
 )
 def test_settings_that_no_search_chose_are_refused(benchmark, file, said, tmp_path):
     (tmp_path / "found.json").write_text(json.dumps({"schema": 1, "benchmark": "permuted-digits", "chosen": {}}))
     with pytest.raises(AlassoError, match=said):
         search.chosen_settings(tmp_path / file, benchmark)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({}, "is not the outcome of a search on permuted-digits"),
+        ({"chosen": [["si", {"c": 1.0}]]}, "is not the outcome of a search on permuted-digits"),
+        ({"chosen": {"si": ["c"]}}, "is not the outcome of a search on permuted-digits"),
+        ({"chosen": {"si": {"seed": 5}}}, "found.json: si has no setting 'seed'; there are: "),
+        ({"chosen": {"sii": {"c": 1.0}}}, "found.json: 'sii'; did you mean 'si'?"),
+        ({"chosen": {}, "methods": []}, "is not the outcome of a search on permuted-digits"),
+    ],
+)
+def test_a_damaged_outcome_is_refused_in_one_line(chosen, said, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"schema": 1, "benchmark": "permuted-digits", **chosen}))
+    for words in (["run", "permuted-digits", "--settings", file], ["search", "permuted-digits", "--file", file]):
+        code, _, errors = in_process([*words, "--method", "si", "--out", tmp_path / "runs"], monkeypatch, capsys)
+        assert code == 2 and said in errors and len(errors.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_a_memory_takes_what_a_search_chose_for_alasso_and_what_was_not_chosen_is_said(tmp_path, monkeypatch, capsys):
+    file, runs = tmp_path / "found.json", tmp_path / "runs"
+    file.write_text(json.dumps({"schema": 1, "benchmark": "permuted-digits", "chosen": {"alasso": {"a": 4.5}}}))
+    assert search.chosen_settings(file, "permuted-digits")["alasso-memory"] == {"a": 4.5}
+    words = ["run", "permuted-digits", "--method", "sgd", "si", "alasso-memory", "--tasks", 1, "--epochs", 1]
+    words += ["--set", "hidden=8", "--device", "cpu", "--settings", file, "--out", runs]
+    code, output, errors = in_process(words, monkeypatch, capsys)
+    assert code == 0, errors
+    assert [line for line in output.splitlines() if "has no settings of" in line] == [
+        f"{file} has no settings of si: runs it with its preset"
+    ]
+    found = {result.config.method: result.config for result in results.read_all([runs])}
+    assert found["alasso-memory"].settings["a"] == 4.5

@@ -112,3 +112,20 @@ def test_intransigence_appears_in_the_table_beside_a_single_task_run(tmp_path):
     assert plain.metrics["I"] is None
     measured = metrics.with_intransigence(plain, found).metrics["I"]
     assert math.isclose(measured, np.mean(np.array(single.accuracy[-1]) - [row[-1] for row in plain.accuracy]))
+
+
+def test_a_finished_run_is_measured_against_the_reference_too(tmp_path):
+    single, plain = sweep.combinations("permuted-digits", ["single-task", "sgd"], [0], {"tasks": 2, "epochs": 1}, {})
+    options = sweep.Options(out=tmp_path, device="cpu", quiet=True)
+    against, before = sweep.carry_out([single, plain], options, Console(quiet=True))
+    (again,) = sweep.carry_out([plain], options, Console(quiet=True), lambda config: against)
+    assert before.metrics["I"] is None
+    assert again.metrics["I"] == metrics.intransigence(before.accuracy, against.accuracy)
+
+
+def test_the_result_of_another_run_is_not_taken_for_this_one(tmp_path, monkeypatch, capsys):
+    one, other = small("sgd"), small("sgd", seed=1)
+    results.write(finished(one), tmp_path).rename(path := results.result_path(other, tmp_path))
+    words = ["run", "permuted-digits", "--method", "sgd", "--seed", 1, *SMALL_FLAGS, "--out", tmp_path]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and f"{path} holds the result of {one.name}; delete it, or run it again" in errors

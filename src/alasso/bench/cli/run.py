@@ -119,7 +119,8 @@ def run(
     against = results.read(reference) if reference else None
     if against:
         references.check_reference(against, configs)
-    for notice in () if quiet else (*notices(configs, options, against), *not_for_all(configs, settings)):
+    lines = [*notices(configs, options, against), *not_for_all(configs, settings), *not_chosen(configs, found, chosen)]
+    for notice in () if quiet else lines:
         say(notice)
     show_runs(configs, options, against)
 
@@ -260,6 +261,12 @@ def not_for_all(configs: Sequence[Any], settings: dict[str, list[str]]) -> list[
         if lacking:
             lines.append(f"{name} is not a setting of {', '.join(lacking)}: run without it")
     return lines
+
+
+def not_chosen(configs: Sequence[Any], file: Path | None, chosen: dict[str, dict[str, Any]]) -> list[str]:
+    """Lines on methods of which the file of a search says nothing."""
+    left = dict.fromkeys(c.method for c in configs if file and c.settings and c.method not in chosen)
+    return [f"{file} has no settings of {method}: runs it with its preset" for method in left]
 
 
 def probe(

@@ -48,7 +48,10 @@ class Variational(Learner):
         self.optimizer = self.new_optimizer()
 
     def start_from(self, plain: Learner) -> None:
-        """Train a plain network on the first task for a while; its weights become the means."""
+        """Train a plain network on the first task for a while; its weights become the means.
+
+        A first Ctrl-C stops the run after it, at the first step of the task; a second one stops at once.
+        """
         plain.prepare(0)
         steps = steps_for(plain)
         steps.begin_task(0)
@@ -155,6 +158,7 @@ class VariationalWithCoreset(Variational):
         return found
 
     def train_on_coresets(self, t: int) -> None:
+        """Train on all coresets; as in ``start_from``, a first Ctrl-C stops the run only after it."""
         mixture = Mixture(self.stream.tasks[: t + 1], self.coresets)
         pairs = torch.cat([torch.stack([torch.full_like(kept, j), kept], 1) for j, kept in enumerate(self.coresets)])
         generator = torch.Generator().manual_seed(position_seed(self.config.seed, t, CORESET_EPOCHS))

@@ -161,7 +161,10 @@ class Bars(Observer):
 
 
 class CsvLog(Observer):
-    """Loss and penalty of every epoch, accuracy of every task, as rows of a CSV file."""
+    """Loss and penalty of every epoch, accuracy of every task, as rows of a CSV file.
+
+    A run that resumes or restarts keeps the rows before its own first row, and no others: it tells the rest again.
+    """
 
     wants_epochs = True
     columns = ("seconds", "task", "epoch", "loss", "penalty", "learned", "mean_accuracy")
@@ -169,11 +172,8 @@ class CsvLog(Observer):
     def __init__(self, path: Path) -> None:
         with disk_errors_as_advice(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = not path.exists()
-            self.file = path.open("a", newline="", encoding="utf-8")
-        self.rows = csv.writer(self.file)
-        if fresh:
-            self.rows.writerow(self.columns)
+            self.file = path.open("a+", newline="", encoding="utf-8")
+        self.rows, self.begun = csv.writer(self.file), False
         self.started = time.monotonic()
 
     def epoch_done(
@@ -185,12 +185,24 @@ class CsvLog(Observer):
         row = accuracy[-1]
         self._row(task + 1, "", "", "", f"{row[-1]:.4f}", f"{sum(row) / len(row):.4f}")
 
-    def _row(self, *values: Any) -> None:
-        self.rows.writerow((f"{time.monotonic() - self.started:.3f}", *values))
+    def _row(self, task: int, epoch: int | str, *values: str) -> None:
+        if not self.begun:
+            self.file.seek(0)
+            whole = [row for row in csv.reader(self.file) if len(row) == len(self.columns)][1:]
+            self.file.truncate(0)
+            self.rows.writerow(self.columns)
+            self.rows.writerows(row for row in whole if _place(*row[1:3]) < _place(task, epoch))
+            self.begun = True
+        self.rows.writerow((f"{time.monotonic() - self.started:.3f}", task, epoch, *values))
         self.file.flush()
 
     def close(self) -> None:
         self.file.close()
+
+
+def _place(task: int | str, epoch: int | str) -> tuple[int, float]:
+    """Orders rows; that of a task's end, which has no epoch, comes after its epochs."""
+    return int(task), float(epoch or "inf")
 
 
 class TensorBoardLog(Observer):
@@ -204,14 +216,16 @@ class TensorBoardLog(Observer):
         except ImportError as error:
             raise AlassoError("TensorBoard is not installed: pip install 'alasso[tensorboard]'") from error
         self.writer: Any = SummaryWriter(str(folder))
-        self.epochs = 0
+
+    def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
+        self.epochs = config.epochs
 
     def epoch_done(
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
-        self.epochs += 1
-        self.writer.add_scalar("loss", loss, self.epochs)
-        self.writer.add_scalar("penalty", penalty, self.epochs)
+        number = task * self.epochs + epoch + 1
+        self.writer.add_scalar("loss", loss, number)
+        self.writer.add_scalar("penalty", penalty, number)
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
         row = accuracy[-1]

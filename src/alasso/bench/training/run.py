@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from alasso.bench.learners.base import Learner, StepPlan
 from alasso.bench.learners.steps import steps_for
 from alasso.bench.registry import METHODS, loaded
 from alasso.bench.results import Divergence, Result
-from alasso.bench.streams import Stream, make_stream, with_edition
+from alasso.bench.streams import Stream, make_stream, with_edition, with_validation
 from alasso.bench.training import checkpoint
 from alasso.bench.training.checkpoint import Position
 from alasso.bench.training.progress import Observer, Stopped, stop_on_request
@@ -48,7 +48,8 @@ def run(
     """Trains a method on a stream, task after task, and measures it on all tasks seen so far after each.
 
     Args:
-        config: What to train; the result depends on it alone.
+        config: What to train. The result depends on it and the device alone; on a CPU, for networks above 2 million
+            weights, also on the number of threads.
         stream: Tasks in place of those that the config names.
         model: A function that makes a network, in place of the one that the config names.
         out: Folder for the result, and for checkpoints until then; None writes nothing.
@@ -88,16 +89,23 @@ def run(
         if position.commits[-1:] != [code := results.commit()]:
             position.commits.append(code)
         with few_threads_for(learner):
-            Trainer(learner, position, observer or Observer(), saved, checkpoint_every, stop_requested).train()
+            trainer = Trainer(learner, position, observer or Observer(), saved, checkpoint_every, stop_requested)
+            trainer.train()
             result = found_by(learner, position, reference)
-        if folder:
-            results.write(result, folder)
-            results.checkpoint_path(config, folder).unlink(missing_ok=True)
+        if folder and saved:
+            try:
+                results.write(result, folder)
+            except AlassoError:
+                with suppress(AlassoError):  # the disk may take neither
+                    trainer.save()
+                    trainer.writer.finish()
+                raise
+            saved.unlink(missing_ok=True)
     return result
 
 
 def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream:
-    """The user's stream with its edition; refuses one that does not fit the config or the folder's files."""
+    """The user's stream, as the config asks; refuses one that does not fit the config or the folder's files."""
     if not isinstance(stream, Stream):
         raise AlassoError(f"stream must be a Stream, not a {type(stream).__name__}: Stream.of makes one of your data")
     if config.tasks not in (None, len(stream)):
@@ -106,7 +114,7 @@ def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream
     if folder:
         files = [path(config, folder) for path in (results.result_path, results.checkpoint_path)]
         editions.refuse_other_streams(files, stream.editions)
-    return stream
+    return with_validation(stream, config.seed) if config.validation else stream
 
 
 def make_learner(

@@ -20,7 +20,7 @@ from alasso.bench import results
 from alasso.bench.config import RunConfig, known, other_setting
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.labels import count_of
-from alasso.bench.registry import BENCHMARKS, METHODS
+from alasso.bench.registry import BENCHMARKS, METHODS, with_memory
 from alasso.bench.results import Result
 from alasso.bench.training import sweep
 from alasso.bench.training.run import torch_device
@@ -180,8 +180,7 @@ def chosen_settings(file: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     """
     if not file.exists():
         raise AlassoError(f"there is no file {file}; alasso search {benchmark} --file {file} writes one")
-    chosen: dict[str, dict[str, Any]] = _read(file, benchmark)["chosen"]
-    return chosen
+    return with_memory(_read(file, benchmark)["chosen"])
 
 
 def chosen_line(outcome: dict[str, Any], method: str) -> str:
@@ -235,10 +234,19 @@ def _read(file: Path, benchmark: str) -> dict[str, Any]:
             "chosen": {},
             "methods": {},
         }
+    text = results.read_text(file)
     try:
-        outcome: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if outcome["schema"] == SCHEMA and outcome["benchmark"] == benchmark:
-            return outcome
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise AlassoError(f"{file} is not the outcome of a search on {benchmark}")
+        outcome: dict[str, Any] = json.loads(text)
+        fits = outcome["schema"] == SCHEMA and outcome["benchmark"] == benchmark
+        settings = [(method, name) for method, chosen in outcome["chosen"].items() for name in {**chosen}]
+        outcome = {**outcome, "methods": {**outcome.get("methods", {})}}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        raise AlassoError(f"{file} is not the outcome of a search on {benchmark}")
+    for method, name in settings:
+        if name not in known(method, METHODS, f"method in {file}:").settings:
+            raise AlassoError(
+                f"{file}: {method} has no setting {name!r}{other_setting(name, METHODS[method].settings)}"
+            )
+    return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from alasso.bench import results
+from alasso.bench import metrics, results
 from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
 from alasso.bench.data.editions import refuse_changed_images
 from alasso.bench.io import check_writable, refuse_taken
@@ -128,7 +128,7 @@ def carry_out(
         Stopped: The user pressed Ctrl-C; all is saved.
     """
     check_folder(configs, options)
-    done = {c.name: read_back(results.result_path(c, options.out)) for c in configs if is_done(c, options)}
+    done = {c.name: read_back(c, options.out) for c in configs if is_done(c, options)}
     refuse_other_images(configs, options)
     varying, diverged = varying_settings(configs), dict[str, list[str]]()
     with ExitStack() as stack:
@@ -139,6 +139,7 @@ def carry_out(
         for config in configs:
             name = label(config, varying)
             if config.name in done:
+                done[config.name] = measured_against(reference(config), done[config.name])
                 if not options.quiet:
                     file = results.result_path(config, options.out).name
                     console.print(f"{name}: already done, {file} ({options.to_run_again})", style="dim")
@@ -212,12 +213,24 @@ def refuse_other_images(configs: Sequence[RunConfig], options: Options) -> None:
     refuse_changed_images(files, "run again with --restart, or into another --out")
 
 
-def read_back(path: Path) -> Result:
-    """A finished run's result; says what to do about one that cannot be read."""
+def read_back(config: RunConfig, out: Path) -> Result:
+    """A finished run's result; says what to do about one that cannot be read, or is of another run."""
+    path = results.result_path(config, out)
     try:
-        return results.read(path)
+        result = results.read(path)
+        if result.name != config.name:
+            raise AlassoError(f"{path} holds the result of {result.name}")
     except AlassoError as error:
         raise AlassoError(f"{error}; delete it, or run it again with --restart") from error
+    return result
+
+
+def measured_against(reference: Result | None, result: Result) -> Result:
+    """With I against the reference, if there is one."""
+    if reference is None:
+        return result
+    measured = metrics.intransigence(result.accuracy, reference.accuracy)
+    return replace(result, metrics={**result.metrics, "I": measured})
 
 
 def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
