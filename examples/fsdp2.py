@@ -1,7 +1,7 @@
-"""FSDP2: every rank protects its own shards; the state is saved in shards and goes on with any number of ranks.
+"""FSDP2: every rank protects its own shards; a state saved in shards loads onto any number of ranks.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py --folder /tmp/digits
-torchrun --nproc-per-node 1 examples/fsdp2.py --folder /tmp/digits     # goes on where the two ranks stopped
+torchrun --nproc-per-node 1 examples/fsdp2.py --folder /tmp/digits     # resumes what the two ranks saved
 """
 
 import argparse

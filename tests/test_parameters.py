@@ -105,7 +105,11 @@ def test_a_new_head_that_is_pulled_to_the_old_one_is_noticed_wherever_it_is_trai
     model, optimizer, reg = after_a_task()
     model[2] = nn.Linear(5, 4)
     go_on(model, optimizer, reg)
+    anchor = reg.anchor()["2.weight"]
+    assert not torch.equal(anchor, model[2].weight)  # still the old head's
+    assert reg.importance()["2.weight"].any()
     reg.consolidate()  # a second warning would be an error
+    assert torch.equal(reg.anchor()["2.weight"], model[2].weight)
 
 
 def test_a_head_that_is_in_no_optimizer_any_more_is_not_kept_alive():

@@ -10,6 +10,7 @@ between the two halves of :class:`alasso._step_hooks.StepHooks`, with equal resu
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,7 +84,7 @@ class FusedPlan(NamedTuple):
     seen_by: list[Regularizer]
 
 
-class Engine:
+class Engine(ABC):
     """Makes the steps of one optimizer in one pass, and remembers what they work on."""
 
     def __init__(self) -> None:
@@ -93,18 +94,19 @@ class Engine:
 
     # -- what each optimizer knows ---------------------------------------------------------------------------
 
+    @abstractmethod
     def state_of(self, optimizer: Optimizer, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
         """Return the optimizer's state of a parameter, made if it is not there yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
         """Return the rule of a group; for a step, given the state of the parameter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def numbers(self, group: Group, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
         """Return the numbers that a step of a parameter depends on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def count_step(self, states: Sequence[dict[str, Any]]) -> None:
         """Count a step of all parameters with these states."""
 
@@ -240,6 +242,9 @@ class SGDEngine(Engine):
 
     def rule_of(self, group: Group, own: Mapping[str, Any] = NO_STATE) -> Rule:
         return SGDRule.of(group)
+
+    def count_step(self, states: Sequence[dict[str, Any]]) -> None:
+        """Do nothing: SGD does not depend on the step's number."""
 
     def numbers(self, group: Group, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
         others = self.constant("others", index, SGDRule.numbers(group), like)

@@ -249,7 +249,7 @@ def lay_out_images(folder, colours=COLOURS, count=12):
 
 @pytest.fixture
 def on_images(tmp_path):
-    """A finished run on images of one's own: their folder, and the command."""
+    """A finished run on the user's own images: their folder, and the command."""
     lay_out_images(tmp_path / "images", count=4)
     words = [
         "run",

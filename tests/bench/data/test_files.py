@@ -81,7 +81,12 @@ def test_fetch_goes_on_to_a_mirror(site, tmp_path, monkeypatch):
         site.pages[f"/changed/{name}.gz"] = gzip.compress(b"something else")
     offer(monkeypatch, "mnist", NOWHERE, site.address + "absent/", site.address + "changed/", serve_mnist(site))
     data.fetch("mnist", tmp_path, progress=False)
-    data.load("mnist", tmp_path)
+    for name in IDX_FILES:
+        asked = list(
+            dict.fromkeys(page for page in site.asked if page.endswith(f"/{name}.gz"))
+        )  # one may be tried twice
+        assert asked == [f"/{mirror}/{name}.gz" for mirror in ("absent", "changed", "good")]
+    assert IDX_FILES["train-images"].endswith(data.load("mnist", tmp_path).train_images.tobytes())
 
 
 @pytest.mark.usefixtures("small_mnist")

@@ -121,14 +121,8 @@ def probe_first_task(
     found = losses(model, x.double(), task_loss(y, task.head), weights, offsets, watch)
     seconds = time.monotonic() - began
 
-    states, ends = observer.state_dict()["parameters"], dict(learner.model.named_parameters())
-    importance, came_from, springs = [], [], []
-    for weight in weights:
-        name, index = weight.parameter, weight.index
-        omega, side = states[name]["omega"][index], states[name]["side"][index]
-        importance.append(float(omega))
-        came_from.append(float(start[name][index] - ends[name].detach()[index]))
-        springs.append([float(k) for k in asymmetric_factors(omega, side, observer.a, observer.epsilon)])
+    ends = dict(learner.model.named_parameters())
+    importance, springs = importance_and_springs(observer, weights)
     return Measured(
         config=config.to_json(),
         plan=plan,
@@ -138,11 +132,19 @@ def probe_first_task(
         weights=[f"{weight.parameter}[{', '.join(map(str, weight.index))}]" for weight in weights],
         losses=found.tolist(),
         importance=importance,
-        came_from=came_from,
+        came_from=[float(start[w.parameter][w.index] - ends[w.parameter].detach()[w.index]) for w in weights],
         springs=springs,
         environment=environment,
         examples=len(y),
     )
+
+
+def importance_and_springs(observer: ALASSO, weights: Sequence[Weight]) -> tuple[list[float], list[list[float]]]:
+    """Ω of each weight, and the factors of d² left and right of it."""
+    states = observer.state_dict()["parameters"]
+    sides = [(states[w.parameter]["omega"][w.index], states[w.parameter]["side"][w.index]) for w in weights]
+    springs = [asymmetric_factors(omega, side, observer.a, observer.epsilon) for omega, side in sides]
+    return [float(omega) for omega, _ in sides], [[float(k) for k in spring] for spring in springs]
 
 
 def learn_first_task(learner: Learner, watch: Watch) -> tuple[ALASSO, dict[str, Tensor]]:

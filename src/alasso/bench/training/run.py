@@ -93,15 +93,20 @@ def run(
             trainer.train()
             result = found_by(learner, position, reference)
         if folder and saved:
-            try:
-                results.write(result, folder)
-            except AlassoError:
-                with suppress(AlassoError):  # the disk may take neither
-                    trainer.save()
-                    trainer.writer.finish()
-                raise
+            write(result, folder, trainer)
             saved.unlink(missing_ok=True)
     return result
+
+
+def write(result: Result, folder: Path, trainer: Trainer) -> None:
+    """Write the result; where that fails, a checkpoint, from which it can be written later."""
+    try:
+        results.write(result, folder)
+    except AlassoError:
+        with suppress(AlassoError):  # the disk may take neither
+            trainer.save()
+            trainer.writer.finish()
+        raise
 
 
 def own_stream(stream: Stream, config: RunConfig, folder: Path | None) -> Stream:
