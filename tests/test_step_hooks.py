@@ -123,6 +123,14 @@ def test_lbfgs_is_refused_with_a_reason():
         ALASSO(model).attach(torch.optim.LBFGS(model.parameters()))
 
 
+def train(model, optimizer, task, with_closure):
+    for batch in task:
+        if with_closure:
+            optimizer.step(closure_for(model, optimizer, batch))
+        else:
+            step(model, optimizer, batch)
+
+
 def closure_for(model, optimizer, batch):
     def closure():
         optimizer.zero_grad()
@@ -164,11 +172,7 @@ def test_a_subclass_that_calls_its_parents_step_is_observed_once(with_closure):
         optimizer = kind(model.parameters(), lr=0.1)
         reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
         for task in TASKS:
-            for batch in task:
-                if with_closure:
-                    optimizer.step(closure_for(model, optimizer, batch))
-                else:
-                    step(model, optimizer, batch)
+            train(model, optimizer, task, with_closure)
             assert reg.steps == len(task)
             reg.consolidate()
         regs.append(reg)
@@ -490,11 +494,7 @@ def test_what_an_optimizer_does_to_gradients_within_its_step_counts_and_does_not
         reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
         paths = []
         for task in TASKS:
-            for batch in task:
-                if with_closure:
-                    optimizer.step(closure_for(model, optimizer, batch))
-                else:
-                    step(model, optimizer, batch)
+            train(model, optimizer, task, with_closure)
             assert reg.steps == len(task)
             paths += [tensors["path"] for tensors in reg.state_dict()["parameters"].values()]
             reg.consolidate()
@@ -667,8 +667,8 @@ def test_methods_without_a_path_keep_no_copy_of_the_weights(kind):
 def bytes_beside_the_state(optimizer, model):
     """Of the hooks' own tensors, for each weight."""
     hooks = StepHooks.of(optimizer)
-    held = [t for _, *buffers in hooks._buffers.values() for t in buffers if t is not None]
-    for _, _, pieces in hooks._works.values():
+    held = [t for _, *buffers in hooks.plans._buffers.values() for t in buffers if t is not None]
+    for _, _, pieces in hooks.plans._works.values():
         held += [t for piece in pieces for spring in piece.springs for t in (spring.k_plus, spring.more_left)]
     count = sum(t.numel() * t.element_size() for t in held if t is not None)
     return count / sum(p.numel() for p in model.parameters())
@@ -687,7 +687,7 @@ def test_hooks_keep_16_bytes_a_weight_however_many_heads_take_turns(heads):
                 optimizer.step()
         if reg.tasks == 0:
             reg.consolidate()
-    assert len(StepHooks.of(optimizer)._plans) == heads
+    assert len(StepHooks.of(optimizer).plans._plans) == heads
     assert bytes_beside_the_state(optimizer, model) == 16
 
 

@@ -8,30 +8,28 @@ So ω sees the gradient of the task's loss alone and the move that was really ma
 between steps, or goes on accumulating into it, finds what it would find without the library. An optimizer that keeps
 ``p.grad`` beyond its step has to clone it: the tensor is used again.
 
-Closures, GradScaler and steps within steps are known here. What a step works on is gathered once, in a :class:`Plan`,
-and used until something changes; the arithmetic is in :mod:`alasso._passes`.
+Closures, GradScaler and steps within steps are known here. What a step works on is in :mod:`alasso._plans`, the
+arithmetic in :mod:`alasso._passes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from alasso._compile import is_recording, no_compiler
+from alasso._compile import is_recording
 from alasso._distributed import local
-from alasso._passes import Batch, CompiledParameter, OddParameter, Piece, Share, Work, batches, is_plain, pieces_of
+from alasso._fused_step import Engine, engine_for
+from alasso._plans import NOTHING, Plans
 from alasso.errors import AlassoError, warn
-from alasso.optim._fused_step import Engine, engine_for, is_scaled
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
-
-MOST_PLANS = 8  # of one optimizer: which parameters have a gradient may alternate, as with one head for each task
 
 
 def base_optimizer(optimizer: Any) -> Optimizer:
@@ -67,18 +65,6 @@ def may_nest(kind: type[Optimizer]) -> bool:
     return len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) > 1  # type: ignore[union-attr]
 
 
-class Plan(NamedTuple):
-    """What a step works on, as long as nothing changes."""
-
-    works: list[Work]
-    passes: list[Batch | CompiledParameter]
-    odd: list[tuple[OddParameter, bool]]  # and whether the optimizer ascends
-    seen_by: list[Regularizer]  # whose parameters have gradients
-
-
-NOTHING = Plan([], [], [], [])
-
-
 class StepHooks:
     """The hooks on one optimizer, for all regularizers that are attached to it.
 
@@ -90,14 +76,10 @@ class StepHooks:
         self._optimizer = ref(optimizer, self._let_go)
         self._is_torchs = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
         self._handles: list[Any] = []
-        self._compile: dict[Regularizer, bool] = {}  # the regularizers, and whether they ask for compiled passes
+        self.plans = Plans()
         self._calls = bool(getattr(optimizer, "calls_its_hooks", False))  # as torch does not
         self._engine: Engine | None = engine_for(optimizer) if self._calls else None  # makes whole steps in one pass
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []  # gradients of a step that an engine has made
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._works: dict[int, tuple[Any, Work, list[Piece]]] = {}  # by id of the parameter: what plans have in common
-        self._buffers: dict[int, tuple[Any, Tensor, Tensor | None]] = {}  # by id of the parameter
-        self._versions: list[int] = []  # of the regularizers when the works were made
         self._plan = NOTHING  # of the step that is open
         self._grads: list[Tensor] = []  # the tasks' gradients meanwhile
         self._written: list[int] = []  # how often each total gradient had been written to when the optimizer got it
@@ -115,10 +97,10 @@ class StepHooks:
     def add(self, regularizer: Regularizer, compile: bool) -> None:
         """Work for this regularizer from now on."""
         self._forget_plans()
-        self._compile[regularizer] = compile
+        self.plans.compile[regularizer] = compile
         optimizer = self._optimizer()
         if optimizer is not None and not self._calls:
-            self._engine = engine_for(optimizer) if any(self._compile.values()) else None
+            self._engine = engine_for(optimizer) if any(self.plans.compile.values()) else None
         if optimizer is not None and not self._handles and not self._calls:
             self._handles = [
                 optimizer.register_step_pre_hook(self._before_step),
@@ -128,8 +110,8 @@ class StepHooks:
     def remove(self, regularizer: Regularizer) -> None:
         """Work for this regularizer no longer; leave the optimizer as it was before the first came."""
         self._forget_plans()
-        self._compile.pop(regularizer, None)
-        if not self._compile:
+        self.plans.compile.pop(regularizer, None)
+        if not self.plans.compile:
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
@@ -137,7 +119,7 @@ class StepHooks:
     @property
     def regularizers(self) -> list[Regularizer]:
         """The regularizers that the optimizer works for."""
-        return list(self._compile)
+        return list(self.plans.compile)
 
     @property
     def is_alive(self) -> bool:
@@ -170,7 +152,7 @@ class StepHooks:
         # With a closure, backward runs inside step(): the gradients are there only after it. Torch's own optimizers
         # call it first; others may move the weights before that, as sharpness-aware ones do.
         if not type(optimizer).__module__.startswith("torch.optim"):
-            observers = [one for one in self._compile if one.surrogate.observes_path]
+            observers = [one for one in self.plans.compile if one.surrogate.observes_path]
             for p in self.parameters():
                 if any(one.protected.name_of(p) is not None for one in observers):
                     self._begun_at[id(p)] = local(p).detach().clone()
@@ -210,7 +192,7 @@ class StepHooks:
 
     def begin(self) -> None:
         """Tell the regularizers that a step begins which may be the first of a task."""
-        for regularizer in self._compile:
+        for regularizer in self.plans.compile:
             if regularizer.steps == 0:
                 regularizer.before_first_step()
 
@@ -233,7 +215,7 @@ class StepHooks:
         if self._engine is None:
             return False
         self.begin()
-        return self._engine.made(optimizer, self)
+        return self._engine.made(optimizer, self.plans)
 
     @torch.no_grad()
     def open_plainly(self, optimizer: Optimizer) -> None:
@@ -241,7 +223,7 @@ class StepHooks:
         self.begin()
         # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
         scale = getattr(optimizer, "grad_scale", None)
-        self._plan = plan = self._plan_of(optimizer)
+        self._plan = plan = self.plans.of(optimizer)
         for one in plan.passes:
             one.open()
         for parameter, ascends in plan.odd:
@@ -292,114 +274,9 @@ class StepHooks:
                 work.parameter.grad = grad
         self._end_step()
 
-    # -- what steps work on ----------------------------------------------------------------------------------
-
-    def key_of(self, optimizer: Optimizer) -> tuple[Any, ...]:
-        """Return what changes where a step has to work on other things than the one before."""
-        key: list[Any] = [(id(one), one.protected.version) for one in self._compile]
-        for group in optimizer.param_groups:
-            key.append(group.get("maximize"))
-            for p in group["params"]:
-                if (grad := p.grad) is not None:
-                    key += (id(p), p.data_ptr(), None if grad.is_sparse else grad.stride())
-        return tuple(key)
-
-    @torch.inference_mode(False)  # whoever takes the first step: others will write to the buffers
-    def _plan_of(self, optimizer: Optimizer) -> Plan:
-        scaled = is_scaled(optimizer)
-        if (plan := self._plans.get((scaled, self.key_of(optimizer)))) is None:
-            plan = self._made_plan(optimizer, scaled)
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            # Parameters that came up on the way have changed the key.
-            self._plans[scaled, self.key_of(optimizer)] = plan
-        return plan
-
-    def _made_plan(self, optimizer: Optimizer, scaled: bool) -> Plan:
-        plan = Plan([], [], [], [])
-        pieces: list[Piece] = []
-        trained = self.trained(optimizer)
-        self._keep_up()
-        for parameter, group in trained:
-            if not (owners := self.owners_of(parameter)):
-                continue
-            plan.seen_by.extend(one for one in owners if one not in plan.seen_by)
-            work, of_work = self._work_of(parameter, owners)
-            if not any(share.has_past or share.surrogate.observes_path for share in work.shares):
-                continue
-            plan.works.append(work)
-            ascends, grad = bool(group.get("maximize")), parameter.grad
-            if scaled or ascends or grad is None or not is_plain(work, grad):
-                plan.odd.append((OddParameter(work), ascends))
-            elif any(self._compile.values()) and no_compiler(parameter.device.type) is None:
-                plan.passes.append(CompiledParameter(work))
-            else:
-                if not of_work:
-                    of_work.extend(pieces_of(work))
-                pieces.extend(of_work)
-        plan.passes.extend(batches(pieces))
-        return plan
-
-    def trained(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, dict[str, Any]]]:
-        """Return the parameters that have gradients, with their groups; look at the models again for unknown ones."""
-        found = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        for regularizer in self._compile:
-            if any(regularizer.protected.name_of(parameter) is None for parameter, _ in found):
-                regularizer.look()  # a parameter group was added, or a head replaced, since attach()
-        if any(id(p) in self._works and not self.owners_of(p) for p, _ in found):
-            warn("the optimizer holds parameters that are no longer in the model: make a new one, and attach() it")
-            self._works.clear()
-        return found
-
-    def owners_of(self, parameter: nn.Parameter) -> dict[Regularizer, str]:
-        """Return the regularizers that protect a parameter, with the name that each knows it by."""
-        names = {regularizer: regularizer.protected.name_of(parameter) for regularizer in self._compile}
-        return {regularizer: name for regularizer, name in names.items() if name is not None}
-
-    def _keep_up(self) -> None:
-        """Forget what was made of states, settings and parameters that have changed since."""
-        versions = [one.protected.version for one in self._compile]
-        if versions != self._versions:
-            self._versions = versions
-            self._plans.clear()
-            self._works.clear()
-            held = {id(p) for p in self.parameters()}
-            self._buffers = {place: buffers for place, buffers in self._buffers.items() if place in held}
-
-    def _work_of(self, parameter: nn.Parameter, owners: Mapping[Regularizer, str]) -> tuple[Work, list[Piece]]:
-        """Return a parameter's work, and the pieces of it, which are made where they are used."""
-        grad = parameter.grad
-        assert grad is not None
-        if grad.is_sparse:
-            name = next(iter(owners.values()))
-            raise AlassoError(f"{name} has a sparse gradient, which has no place for a penalty; use sparse=False")
-        like = (grad.shape, grad.stride(), grad.dtype, grad.device, local(parameter).dtype)
-        known = self._works.get(id(parameter))
-        if known is None or known[0] != like:
-            shares = tuple(Share.of(regularizer, name, parameter) for regularizer, name in owners.items())
-            work = Work(parameter, *self._buffers_of(parameter, like, shares), shares)
-            known = self._works[id(parameter)] = like, work, []
-        return known[1:]
-
-    def _buffers_of(self, parameter: nn.Parameter, like: Any, shares: Sequence[Share]) -> tuple[Tensor, Tensor | None]:
-        """Return room for the total gradient and for the weights before a step: fresh memory is slow memory."""
-        known = self._buffers.get(id(parameter))
-        if known is None or known[0] != like:
-            observed = any(share.surrogate.observes_path for share in shares)
-            before = torch.empty_like(local(parameter)) if observed else None
-            total = torch.empty_like(parameter.grad if parameter.grad is not None else parameter)
-            known = self._buffers[id(parameter)] = like, total, before
-        return known[1:]
-
-    def release(self) -> None:
-        """Give up all memory that steps use."""
-        self._plans.clear()
-        self._works.clear()
-        self._buffers.clear()
-
     def _forget_plans(self) -> None:
         self.leave_open_step()
-        self.release()
+        self.plans.release()
         if self._engine is not None:
             self._engine.forget()
 

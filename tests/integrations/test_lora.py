@@ -58,7 +58,7 @@ def test_frozen_base_weights_cost_nothing_and_stay_where_they_are():
     # ALASSO keeps four numbers a trained weight, and nothing else: no state, no buffer, no gradient of frozen ones.
     kept = sum(t.numel() for state in reg.state_dict()["parameters"].values() for t in state.values())
     assert kept == 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    buffers = reg._attached[0]._buffers
+    buffers = reg._attached[0].plans._buffers
     assert set(buffers) <= {id(p) for p in model.parameters() if p.requires_grad}
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
     after = base_weights(model)

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import alasso
-from alasso import ALASSO, EWC, MAS, SI, AlassoError, _compile
+from alasso import ALASSO, EWC, MAS, SI, AlassoError, _compile, _fused_step
 from alasso._step_hooks import StepHooks
-from alasso.optim import _fused_step
-from alasso.optim._update_rules import AdamRule
+from alasso._update_rules import AdamRule
 
 from helpers import mlp, run, same, toy_tasks, weights
 from side_by_side import METHODS, importance_of, side_by_side, tasks
@@ -378,10 +377,10 @@ def test_attaching_as_well_changes_nothing_and_detaching_ends_it(uncompiled):
         reg.consolidate()
         run(model, optimizer, TASKS[1])
     assert same(weights(once), weights(twice))
-    assert not optimizers[1]._optimizer_step_pre_hooks and list(StepHooks.of(optimizers[1])._compile) == [regs[1]]
+    assert not optimizers[1]._optimizer_step_pre_hooks and list(StepHooks.of(optimizers[1]).plans.compile) == [regs[1]]
 
     regs[0].detach()
-    assert not StepHooks.of(optimizers[0])._compile
+    assert not StepHooks.of(optimizers[0]).plans.compile
     plain.load_state_dict(once.state_dict())
     plain_optimizer = torch.optim.Adam(plain.parameters())
     plain_optimizer.load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
@@ -407,7 +406,7 @@ def test_a_copied_optimizer_is_plain_and_consolidate_says_so():
     model = mlp(6, 4)
     reg = ALASSO(model)
     copied = copy.deepcopy(alasso.optim.Adam(model.parameters(), regularizer=reg))
-    assert not StepHooks.of(copied)._compile
+    assert not StepHooks.of(copied).plans.compile
     copied.param_groups[0]["params"] = list(model.parameters())
     run(model, copied, TASKS[0])
     with pytest.raises(AlassoError, match="seen no optimizer step"):
@@ -446,7 +445,7 @@ def test_memory_beside_the_optimizers_own_is_13_bytes_a_weight(uncompiled):
     count = sum(p.numel() for p in model.parameters())
     held = sum(t.numel() * t.element_size() for s in reg.protected.states.values() for t in s)
     hooks = StepHooks.of(optimizer)
-    assert held == 13 * count and not hooks._buffers and not hooks._plans
+    assert held == 13 * count and not hooks.plans._buffers and not hooks.plans._plans
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------

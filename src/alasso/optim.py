@@ -1,4 +1,7 @@
-"""``alasso.optim.Adam`` and ``SGD``: torch's, with their arguments, ``state_dict`` and behaviour, but fused."""
+"""Adam and SGD that know a regularizer: the penalty is part of their own pass over memory, which is compiled.
+
+They are torch's optimizers, with their arguments, ``state_dict`` and behaviour.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from torch.optim import Optimizer
 from alasso._step_hooks import StepHooks
 from alasso.errors import AlassoError
 from alasso.regularizer import Regularizer
+
+__all__ = ["SGD", "Adam"]
 
 Closure = Callable[[], Any]
 

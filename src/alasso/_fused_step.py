@@ -4,7 +4,7 @@
 
 An engine makes the steps of one optimizer on the state that it keeps itself. Where a step cannot be made in such passes
 (half precision, scaled gradients, shards, odd layouts, no compiler), the engine says why, and torch makes the step
-between the two halves of :class:`alasso._step_hooks.StepHooks`, with equal results.
+between the two halves of :class:`alasso._step_plans.StepHooks`, with equal results.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 
 from alasso._compile import Compiled, compiled, flat, flat_state, no_compiler, with_tensor_settings
 from alasso._passes import Share, Work, is_plain
+from alasso._plans import Plans, is_scaled
+from alasso._update_rules import AdamRule, Group, SGDRule
 from alasso.methods.base import add_to_path_
-from alasso.optim._update_rules import AdamRule, Group, SGDRule
 
 if TYPE_CHECKING:
-    from alasso._step_hooks import StepHooks
     from alasso.regularizer import Regularizer
 
 log = logging.getLogger("alasso")
@@ -123,11 +123,11 @@ class Engine(ABC):
     # -- a step ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def made(self, optimizer: Optimizer, hooks: StepHooks) -> bool:
+    def made(self, optimizer: Optimizer, plans: Plans) -> bool:
         """Make the step, and return whether it could be made so."""
-        if self._plan[0] != self._key(optimizer, hooks):
-            plan = self._made_plan(optimizer, hooks)
-            self._plan = self._key(optimizer, hooks), plan  # the optimizer's state may be there only now
+        if self._plan[0] != self._key(optimizer, plans):
+            plan = self._made_plan(optimizer, plans)
+            self._plan = self._key(optimizer, plans), plan  # the optimizer's state may be there only now
         if self._reason is not None:
             return False
         plan = self._plan[1]
@@ -142,9 +142,9 @@ class Engine(ABC):
         """Let go of what steps worked on."""
         self._plan = (None, FusedPlan([], []))
 
-    def _key(self, optimizer: Optimizer, hooks: StepHooks) -> list[Any]:
+    def _key(self, optimizer: Optimizer, plans: Plans) -> list[Any]:
         """Return what changes where a step has to work on other things than the one before, or in another way."""
-        key: list[Any] = [is_scaled(optimizer), hooks.key_of(optimizer)]
+        key: list[Any] = [is_scaled(optimizer), plans.key_of(optimizer)]
         for group in optimizer.param_groups:
             key.append(self.rule_of(group))
             for p in group["params"]:
@@ -152,16 +152,16 @@ class Engine(ABC):
                     key += [t.data_ptr() for t in optimizer.state[p].values() if t is not None]
         return key
 
-    def _made_plan(self, optimizer: Optimizer, hooks: StepHooks) -> FusedPlan:
+    def _made_plan(self, optimizer: Optimizer, plans: Plans) -> FusedPlan:
         plan = FusedPlan([], [])
         reason = "the gradients are scaled" if is_scaled(optimizer) else None
         index_of = {id(group): index for index, group in enumerate(optimizer.param_groups)}
-        for parameter, group in hooks.trained(optimizer):
+        for parameter, group in plans.trained(optimizer):
             reason = reason or self.why_not(optimizer, parameter, group)
             if reason is None:
                 own, index = self.state_of(optimizer, parameter, group), index_of[id(group)]
                 rule = self.rule_of(group, own)
-                owners = hooks.owners_of(parameter)
+                owners = plans.owners_of(parameter)
                 shares = [Share.of(regularizer, name, parameter) for regularizer, name in owners.items()]
                 fused = FusedParameter(parameter, shares, rule, [own[moment] for moment in rule.moments])
                 plan.parameters.append((fused, index, own))
@@ -170,7 +170,7 @@ class Engine(ABC):
             log.warning("%s is not fused with the penalty, which hooks add: %s", type(optimizer).__name__, reason)
         self._reason = reason
         if reason is None:
-            hooks.release()
+            plans.release()
         return plan
 
     def learning_rate(self, group: Group, index: int, like: Tensor) -> Tensor:
@@ -249,11 +249,6 @@ class SGDEngine(Engine):
     def numbers(self, group: Group, index: int, own: dict[str, Any], like: Tensor) -> tuple[Tensor, ...]:
         others = self.constant("others", index, SGDRule.numbers(group), like)
         return self.learning_rate(group, index, like), others
-
-
-def is_scaled(optimizer: Optimizer) -> bool:
-    """Return whether a GradScaler has left its scale, or a step to skip, to the optimizer."""
-    return getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
 
 
 def engine_for(optimizer: Optimizer) -> Engine | None:
