@@ -6,7 +6,7 @@ import pytest
 
 from alasso import AlassoError
 from alasso.bench import registry
-from alasso.bench.config import RunConfig, from_toml
+from alasso.bench.config import RunConfig, from_toml, label, varying_settings
 
 from run_helpers import small
 
@@ -151,3 +151,13 @@ def test_committed_searches_are_what_the_presets_use():
             settings = RunConfig.for_benchmark(name, method).settings
             assert all(settings[key] == value for key, value in chosen.items()), (name, method)
             assert benchmark.settings[method] == chosen
+
+
+def test_runs_of_a_sweep_over_many_settings_are_named_by_those_that_are_not_as_usual():
+    usual, other = small(), small(xi=0.5)
+    few = [usual, other, small("si")]
+    many = [*few, small(a=3.0, hidden=9), small(epochs=7)]
+    named = [[label(one, varying_settings(runs)) for one in runs] for runs in (few, many)]
+    assert named[0] == ["alasso xi=0.01, seed 0", "alasso xi=0.5, seed 0", "si xi=0.01, seed 0"]
+    assert named[1][:2] == ["alasso epochs=2 hidden=16, seed 0", "alasso xi=0.5 epochs=2 hidden=16, seed 0"]
+    assert len(set(named[1])) == len(many)

@@ -1,4 +1,4 @@
-"""What a run is: a frozen description, checked when it is made, with the paper's settings as presets."""
+"""What a run is: a frozen description, checked when it is made, with the paper's settings as presets; and in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ else:
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("tf32", "float32", "bf16")
 MOST_TASKS = 10_000  # 50 million numbers in a result
+MOST_NAMED = 2  # settings that a sweep's runs are named by, be they as usual or not; of more, those that are not
 
 
 @dataclass(frozen=True)
@@ -371,3 +372,51 @@ def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | Non
         except (ValueError, OverflowError):
             pass
     raise AlassoError(f"{name} must be {wanted}, not {value!r}")
+
+
+# -- in words ------------------------------------------------------------------------------------------------------
+
+
+def count_of(count: int, thing: str, things: str | None = None) -> str:
+    """
+    >>> count_of(1, "task"), count_of(3, "task"), count_of(2, "class", "classes")
+    ('1 task', '3 tasks', '2 classes')
+    """
+    return f"{count} {thing if count == 1 else things or thing + 's'}"
+
+
+def label(config: RunConfig, varying: Sequence[str] = ()) -> str:
+    """A run in a few words; ``varying`` names what it differs in from others of its method."""
+    return ", ".join([" ".join([config.method, *_differences(config, varying)]), f"seed {config.seed}"])
+
+
+def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
+    known = {**config.values(), **config.settings}
+    named = [name for name in varying if name in known]
+    if len(varying) > MOST_NAMED:
+        usual = usual_values(config)
+        named = [name for name in named if name not in usual or usual[name] != known[name]]
+    return [f"{name}={known[name]}" for name in named]
+
+
+def usual_values(config: RunConfig) -> dict[str, Any]:
+    """Fields and settings that the benchmark has for the method; none where that is not known."""
+    try:
+        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path)
+    except AlassoError:  # another benchmark or method, or one that needs another network
+        return {}
+    return {**usual.values(), **usual.settings}
+
+
+def varying_settings(configs: Sequence[RunConfig]) -> list[str]:
+    """Settings and fields in which rows of one method differ."""
+    varying: list[str] = []
+    for method in dict.fromkeys(config.method for config in configs):  # columns in the same order every time
+        of_method = [c for c in configs if c.method == method]
+        names = [*of_method[0].settings, *(n for n in RunConfig.field_names() if n not in ("settings", "seed"))]
+        varying += [n for n in names if n not in varying and len({repr(value_of(c, n)) for c in of_method}) > 1]
+    return varying
+
+
+def value_of(config: RunConfig, name: str) -> Any:
+    return config.settings.get(name, getattr(config, name, "–"))

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from alasso.bench.config import FIELDS, RunConfig
-from alasso.bench.labels import count_of, label
+from alasso.bench.config import FIELDS, RunConfig, count_of, label
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ import numpy as np
 
 import alasso
 from alasso.bench import metrics
-from alasso.bench.config import RunConfig
+from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import write_whole
-from alasso.bench.labels import count_of
 from alasso.errors import AlassoError
 
 SCHEMA = 1

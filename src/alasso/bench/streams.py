@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from alasso.bench import data
-from alasso.bench.config import RunConfig
+from alasso.bench.config import RunConfig, count_of
 from alasso.bench.data import ImageSet
 from alasso.bench.data.editions import OWN_DATA
-from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS
 from alasso.errors import AlassoError
 

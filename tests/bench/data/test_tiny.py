@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from alasso.bench import data
-from alasso.bench.data import tiny
+from alasso.bench.data import images
 from alasso.errors import AlassoError
 
 from data_helpers import files_below, lay_out_tiny, sha256_of_arrays
@@ -26,7 +26,7 @@ def test_labels_order_and_pixels_are_as_ever_also_from_the_cache(tmp_path, monke
     assert sha256_of_arrays(first) == ARRAYS
     assert len(list(tmp_path.glob("*.npy"))) == 2
     with monkeypatch.context() as patched:
-        patched.setattr(tiny, "decode_all", None)
+        patched.setattr(images, "decode_all", None)
         again = data.load("tiny-imagenet", tmp_path)
     assert sha256_of_arrays(again) == ARRAYS
     assert again.train_images.flags.writeable, "torch warns of arrays that are not"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from alasso.bench import data
 from alasso.bench.cli.console import DataDir, Quiet, Terminal, say
-from alasso.bench.labels import count_of
+from alasso.bench.config import count_of
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.reproduce.experiments import PAPER, read_experiments
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alasso.bench.cli.main import STOPPED
-from alasso.bench.labels import count_of, value_of
+from alasso.bench.config import count_of, value_of
 from alasso.bench.metrics import with_intransigence
 from alasso.bench.results import Result
 from alasso.errors import AlassoError

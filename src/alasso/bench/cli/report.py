@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from alasso.bench.cli.console import Terminal, say
+from alasso.bench.config import count_of
 from alasso.bench.io import check_file, check_writable, write_whole
-from alasso.bench.labels import count_of
 from alasso.bench.report import compare as comparing
 from alasso.bench.report import page
 from alasso.bench.report.figures import FORMATS, write_figures

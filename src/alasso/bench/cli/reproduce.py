@@ -18,9 +18,8 @@ from rich.text import Text
 
 from alasso.bench import results
 from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
-from alasso.bench.config import RunConfig
+from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import check_file, write_whole
-from alasso.bench.labels import count_of
 from alasso.bench.report.page import ClaimRow, Claims, build
 from alasso.bench.report.sections import collect
 from alasso.bench.reproduce.claims import (

@@ -15,9 +15,8 @@ from alasso.bench import results
 from alasso.bench.cli.console import DataDir, Device, Quiet, Terminal, end_stopped, say, table
 from alasso.bench.cli.main import STOPPED
 from alasso.bench.cli.report import report
-from alasso.bench.config import from_toml
+from alasso.bench.config import count_of, from_toml, varying_settings
 from alasso.bench.io import check_writable
-from alasso.bench.labels import count_of, varying_settings
 from alasso.bench.probe import Plan
 from alasso.bench.probe import read as read_probe
 from alasso.bench.probe.figures import write_probe

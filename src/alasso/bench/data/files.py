@@ -29,8 +29,7 @@ from alasso.bench.data.datasets import (
     shorten,
     where,
 )
-from alasso.bench.data.images import ImageSet, Labels, Pixels
-from alasso.bench.data.tiny import check_tiny, load_tiny, mark_folder
+from alasso.bench.data.images import ImageSet, Labels, Pixels, check_tiny, load_tiny, mark_folder
 from alasso.bench.io import disk_errors_as_advice
 from alasso.errors import AlassoError
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alasso.bench.config import count_of
 from alasso.bench.io import write_whole
-from alasso.bench.labels import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.registry import METHODS, Look
 from alasso.bench.report.figures import save

@@ -30,8 +30,7 @@ from torch.func import functional_call, vmap
 
 from alasso import ALASSO, AlassoError
 from alasso.bench import results
-from alasso.bench.config import RunConfig
-from alasso.bench.labels import count_of
+from alasso.bench.config import RunConfig, count_of
 from alasso.bench.learners.base import Learner, Regularized
 from alasso.bench.probe import Measured, Plan
 from alasso.bench.registry import METHODS

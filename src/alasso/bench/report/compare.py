@@ -11,7 +11,7 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from alasso.bench.labels import count_of
+from alasso.bench.config import count_of
 from alasso.bench.registry import label_of
 from alasso.bench.report.aggregate import MEASURES, Difference, Group, difference, groups
 from alasso.bench.report.sections import collect, sections

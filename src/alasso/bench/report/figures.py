@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alasso.bench import metrics
-from alasso.bench.config import RunConfig
+from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import disk_errors_as_advice
-from alasso.bench.labels import count_of
 from alasso.bench.registry import Look
 from alasso.bench.report.aggregate import DECOUPLED, Array, Curve, Group, mean_and_deviation, over_shared_seeds
 from alasso.bench.report.sections import Section, differences, one_section, sections

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 import alasso
 from alasso.bench import metrics
-from alasso.bench.labels import count_of
+from alasso.bench.config import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.probe.figures import sides, surrogates
 from alasso.bench.registry import BENCHMARKS, METHODS, Look

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alasso.bench import probe, results
-from alasso.bench.config import RunConfig
-from alasso.bench.labels import count_of, usual_values
+from alasso.bench.config import RunConfig, count_of, usual_values
 from alasso.bench.probe import Measured
 from alasso.bench.registry import BENCHMARKS, METHODS, Look, label_of
 from alasso.bench.report.aggregate import VARIANTS, Group, groups

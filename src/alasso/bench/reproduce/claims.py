@@ -16,8 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from alasso.bench.config import nearest, read_toml
-from alasso.bench.labels import count_of
+from alasso.bench.config import count_of, nearest, read_toml
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.experiments import Evidence, Experiment, NotRun, config_of, no_seed_in_common
 from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding, check_arguments, references_in

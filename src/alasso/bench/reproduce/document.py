@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alasso.bench.config import nearest
+from alasso.bench.config import count_of, nearest
 from alasso.bench.io import write_whole
-from alasso.bench.labels import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.probe import figures as probe_figures
 from alasso.bench.report import figures

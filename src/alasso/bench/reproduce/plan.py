@@ -12,10 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from alasso.bench.config import RunConfig
+from alasso.bench.config import RunConfig, count_of
 from alasso.bench.data import check
 from alasso.bench.io import write_whole
-from alasso.bench.labels import count_of
 from alasso.bench.probe import Plan as ProbePlan
 from alasso.bench.probe.measure import probe_first_task
 from alasso.bench.registry import BENCHMARKS

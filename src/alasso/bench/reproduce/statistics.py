@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alasso.bench import metrics
-from alasso.bench.labels import count_of
+from alasso.bench.config import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.report.aggregate import Array, Mean, mean_of, paired
 from alasso.bench.reproduce.experiments import Evidence, Values

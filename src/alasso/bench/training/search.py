@@ -17,9 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from alasso.bench import results
-from alasso.bench.config import RunConfig, known, other_setting
+from alasso.bench.config import RunConfig, count_of, known, other_setting
 from alasso.bench.io import check_file, write_whole
-from alasso.bench.labels import count_of
 from alasso.bench.registry import BENCHMARKS, METHODS, with_memory
 from alasso.bench.results import Result
 from alasso.bench.training import sweep

@@ -14,10 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from alasso.bench import metrics, results
-from alasso.bench.config import NOT_CHANGES, RunConfig, known, other_setting
+from alasso.bench.config import NOT_CHANGES, RunConfig, count_of, known, label, other_setting, varying_settings
 from alasso.bench.data.editions import refuse_changed_images
 from alasso.bench.io import check_writable, refuse_taken
-from alasso.bench.labels import count_of, label, varying_settings
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
 from alasso.bench.training import checkpoint
