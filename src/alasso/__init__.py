@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from alasso.methods.base import Surrogate
     from alasso.methods.ewc import EWC, OnlineEWC
     from alasso.methods.imm import IMM
+    from alasso.methods.kron import KronALASSO
     from alasso.methods.mas import MAS
     from alasso.methods.si import SI
     from alasso.regularizer import Regularizer
@@ -23,6 +24,7 @@ __all__ = [
     "SI",
     "AlassoError",
     "DivergedError",
+    "KronALASSO",
     "OnlineEWC",
     "Regularizer",
     "Surrogate",
@@ -36,6 +38,7 @@ _HOME = {
     "DivergedError": "alasso.errors",
     "EWC": "alasso.methods.ewc",
     "IMM": "alasso.methods.imm",
+    "KronALASSO": "alasso.methods.kron",
     "MAS": "alasso.methods.mas",
     "OnlineEWC": "alasso.methods.ewc",
     "Regularizer": "alasso.regularizer",

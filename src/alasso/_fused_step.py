@@ -22,7 +22,7 @@ from alasso._compile import Compiled, compiled, flat, flat_state, no_compiler, w
 from alasso._passes import Share, Work, is_plain
 from alasso._plans import Plans, is_scaled
 from alasso._update_rules import AdamRule, Group, SGDRule
-from alasso.methods.base import add_to_path_
+from alasso.methods.base import Springs, add_to_path_
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
@@ -157,11 +157,13 @@ class Engine(ABC):
         reason = "the gradients are scaled" if is_scaled(optimizer) else None
         index_of = {id(group): index for index, group in enumerate(optimizer.param_groups)}
         for parameter, group in plans.trained(optimizer):
+            owners = plans.owners_of(parameter)
+            whole = [one.method for one in owners if not isinstance(one.surrogate, Springs)]
+            reason = reason or (f"{whole[0]}'s penalty is not elementwise" if whole else None)
             reason = reason or self.why_not(optimizer, parameter, group)
             if reason is None:
                 own, index = self.state_of(optimizer, parameter, group), index_of[id(group)]
                 rule = self.rule_of(group, own)
-                owners = plans.owners_of(parameter)
                 shares = [Share.of(regularizer, name, parameter) for regularizer, name in owners.items()]
                 fused = FusedParameter(parameter, shares, rule, [own[moment] for moment in rule.moments])
                 plan.parameters.append((fused, index, own))

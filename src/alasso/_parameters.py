@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from alasso._compile import is_recording
-from alasso._distributed import is_sharded, local, reshard
+from alasso._distributed import agreed, is_sharded, local, reshard
 from alasso._state_dict import from_saved
-from alasso.errors import AlassoError, warn
+from alasso.errors import AlassoError, DivergedError, warn
 from alasso.methods.base import Surrogate
 
 MOST_NAMED = 8  # parameters in one sentence
@@ -120,7 +120,7 @@ class ProtectedParameters:
     def _begins_anew(self, name: str, parameter: nn.Parameter, old: nn.Parameter | None, at_anchors: bool) -> bool:
         """Return whether a parameter took the place of one that matters, and was not made from it."""
         state = self.states.get(name)
-        if state is None or not bool(state.omega.any()):
+        if state is None or not self.surrogate.has_past(state):
             return False
         if is_sharded(parameter) or (old is not None and is_sharded(old)):
             return False  # shards are made anew whenever the model is gathered or sharded
@@ -174,20 +174,23 @@ class ProtectedParameters:
         if state is None:
             return self.surrogate.init(theta)
         if state.anchor.shape != theta.shape and state.anchor.shape == parameter.shape:
-            state = type(state)(*(from_saved(t, parameter) for t in state))  # the model was sharded since
+            partial = self.surrogate.partial  # the model was sharded since
+            state = type(state)(**{f: from_saved(t, parameter, f in partial) for f, t in state._asdict().items()})
         if state.anchor.shape != theta.shape:
-            state = grown(self.surrogate, name, state, theta)
+            check_growth(name, state.anchor.shape, theta.shape)
+            state = self.surrogate.grown(state, theta)
         return moved_like(state, theta)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin every state anew, at the weights as they are; a state that nothing was learned in may stay."""
+        """Begin every path at the weights as they are; nothing was learned before the first step."""
         for name, parameter in self:
             theta = weights_of(parameter)
             if is_recording(theta.device):
                 raise AlassoError("the first step of all begins the path: make one before recording a CUDA graph")
-            if not torch.equal(self.state_of(name, parameter).anchor, theta):
-                self.put(name, self.surrogate.init(theta))
+            state = self.state_of(name, parameter)
+            if not torch.equal(state.anchor, theta):
+                self.put(name, state._replace(anchor=theta.clone()))
 
     def forget(self, parameter: nn.Parameter) -> None:
         """Begin one parameter's state anew; it may have taken the place of another, of any shape."""
@@ -223,23 +226,46 @@ def moved_like(state: Any, theta: Tensor) -> Any:
     return type(state)(*(t.to(theta.device, theta.dtype if t.is_floating_point() else t.dtype) for t in state))
 
 
-def grown(surrogate: Surrogate[Any], name: str, state: Any, theta: Tensor) -> Any:
-    """Return the state of a parameter that grew: the old block keeps its memory, what is new starts free."""
-    old = state.anchor.shape
-    if len(old) != theta.dim() or any(n < m for n, m in zip(theta.shape, old, strict=True)):
+def check_growth(name: str, old: torch.Size, new: torch.Size) -> None:
+    """Refuse a parameter that did anything but grow."""
+    if len(old) != len(new) or any(n < m for n, m in zip(new, old, strict=True)):
         raise AlassoError(
-            f"{name} changed from shape {tuple(old)} to {tuple(theta.shape)}; a parameter may grow, not shrink: "
+            f"{name} changed from shape {tuple(old)} to {tuple(new)}; a parameter may grow, not shrink: "
             "if it is to begin anew, pass it to forget() first"
         )
-    block = tuple(slice(0, n) for n in old)
-    fields = {}
-    for field, tensor in surrogate.init(theta)._asdict().items():
-        fields[field] = getattr(state, field).to(tensor.device, tensor.dtype)
-        if tensor.shape == theta.shape:  # and no summary of the whole tensor, such as EWC's constant
-            larger = tensor.clone()
-            larger[block] = fields[field]
-            fields[field] = larger
-    return type(state)(**fields)
+
+
+def check_importance(importance: Iterable[tuple[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse importance that is not finite, or zero everywhere, on all ranks alike.
+
+    Args:
+        importance: By the parameters' names.
+        parameters: The parameters themselves, which tell the ranks.
+
+    Raises:
+        AlassoError: It is zero everywhere.
+        DivergedError: It is not finite.
+    """
+    names, flags = [], [0]  # whether any importance is not zero; then by tensor, whether it is not finite
+    for name, omega in importance:
+        names.append(name)
+        flags[0] |= int(bool(omega.any()))
+        flags.append(int(not bool(torch.isfinite(omega).all())))
+    # A rank sees only its own shards, but either all ranks continue or none does.
+    any_importance, *odd = agreed(flags, parameters.values())
+    for name, is_odd in zip(names, odd, strict=True):
+        if is_odd:
+            raise DivergedError(
+                f"importance of {name} is NaN or infinite: the training diverged (are the inputs finite? a smaller "
+                "learning rate, c or lam helps, and a larger xi), or a setting lets it overflow; the regularizer "
+                "keeps its earlier state, but reload model, optimizer and regularizer from before this task to "
+                "continue"
+            )
+    if not any_importance:
+        raise AlassoError(
+            "importance is zero for every weight: nothing was learned that could be protected "
+            "(did the weights move, and did gradients reach them?)"
+        )
 
 
 def begins_with(theta: Tensor, before: Tensor) -> bool:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from alasso._compile import compiled, flat, flat_state, with_tensor_settings
 from alasso._distributed import local
-from alasso.methods.base import Surrogate, add_to_path_
+from alasso.errors import warn
+from alasso.methods.base import Springs, Surrogate, add_to_path_
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
@@ -45,6 +46,11 @@ class Share(NamedTuple):
         state = regularizer.protected.state_of(name, parameter)
         return cls(regularizer.surrogate, state, regularizer.tasks > 0)
 
+    @property
+    def has_path(self) -> bool:
+        """Whether ω is kept for each weight."""
+        return self.surrogate.observes_path and isinstance(self.surrogate, Springs)
+
 
 class Work(NamedTuple):
     """One parameter's part in the steps."""
@@ -56,9 +62,11 @@ class Work(NamedTuple):
 
 
 def is_plain(work: Work, grad: Tensor) -> bool:
-    """Return whether all tensors are dense and of one precision, device and layout: their numbers correspond."""
+    """Return whether passes are elementwise over dense tensors of one precision, device and layout."""
     first = work.parameter
     if first.dtype not in (torch.float32, torch.float64):
+        return False
+    if not all(isinstance(share.surrogate, Springs) for share in work.shares):
         return False
     tensors = [first, grad, work.total] if work.before is None else [first, grad, work.total, work.before]
     for share in work.shares:
@@ -84,7 +92,7 @@ class Spring(NamedTuple):
     more_left: Any  # k⁻ − k⁺; None where the sides are alike
 
     @classmethod
-    def of(cls, surrogate: Surrogate[Any], state: Any) -> Spring:
+    def of(cls, surrogate: Springs[Any], state: Any) -> Spring:
         """Return a piece's spring."""
         k_minus, k_plus = surrogate.stiffness(state)
         return cls(state.anchor, k_plus, None if k_minus is k_plus else k_minus - k_plus)
@@ -105,7 +113,10 @@ class Piece:
         self.size = end - begin
         self._cut = None if self.size == work.total.numel() else slice(begin, end)
         self.springs = [
-            Spring.of(share.surrogate, self.state(i)) if share.has_past else None for i, share in enumerate(work.shares)
+            Spring.of(share.surrogate, self.state(i))  # type: ignore[arg-type]  # all are springs: is_plain
+            if share.has_past
+            else None
+            for i, share in enumerate(work.shares)
         ]
         of_shares = tuple((id(share.surrogate), share.has_past) for share in work.shares)
         self.kind = (work.total.device, work.total.dtype, of_shares)
@@ -242,42 +253,85 @@ class CompiledParameter:
 # -- what fits neither -----------------------------------------------------------------------------------------
 
 
+STABLE = 0.5  # share of the curvature at which SGD begins to swing up that a penalty may take; the task needs some, too
+
+
 class OddParameter:
-    """A parameter in half precision, a shard, one with a scaled gradient, or one that ascends."""
+    """A parameter in half precision, a shard, one with a scaled gradient, one that ascends, or one under no springs.
 
-    def __init__(self, work: Work) -> None:
+    Args:
+        work: Its part in the steps.
+        group: Its parameter group if the optimizer is SGD, which a surrogate that is too stiff would make unstable.
+    """
+
+    def __init__(self, work: Work, group: dict[str, Any] | None) -> None:
         self._work = work
+        self.id = id(work.parameter)
+        self._group = group
         self._g: Tensor | None = None
-        self._scale: float | Tensor = 1.0
+        self._stiffest = [0.0] * len(work.shares)
+        if group is not None:
+            self._stiffest = [float(share.surrogate.stiffest(share.state)) for share in work.shares]
+        self._has_warned = False
 
-    def open(self, scale: float | Tensor = 1.0) -> None:
+    def open(
+        self, scale: float | Tensor = 1.0, found_inf: Tensor | None = None, begun_at: Tensor | None = None
+    ) -> None:
         """Make the total gradient, and remember the weights.
 
         Args:
             scale: The factor from the task's loss to what the optimizer descends: a GradScaler's, −1 to ascend.
+            found_inf: Not zero for a step that a scaler skips.
+            begun_at: The weights before the step, if the optimizer has moved them since.
         """
         parameter, total, before, shares = self._work
         theta, t = local(parameter).detach(), local(total)
         assert parameter.grad is not None
-        self._g, self._scale = local(parameter.grad).detach(), scale
-        t.copy_(self._g)
-        for surrogate, state, has_past in shares:
-            if has_past:
-                t.add_(surrogate.penalty_grad(theta.to(state.anchor.dtype), state) * scale)
+        grad = local(parameter.grad).detach()
+        t.copy_(grad)
+        self._g = g = task_gradient(grad, scale, found_inf)
         if before is not None:
-            before.copy_(theta)
+            before.copy_(theta if begun_at is None else begun_at)
+        for share, stiffest in zip(shares, self._stiffest, strict=True):
+            state, dtype = share.state, share.state.anchor.dtype
+            strength = scale * self._stable_share(stiffest) if share.has_past else 0.0
+            share.surrogate.before_step_(state, g.to(dtype), theta.to(dtype), t, strength)
+            if begun_at is not None and share.surrogate.observes_path and not share.has_path:
+                state.path.add_((g.to(dtype) * (begun_at - theta).to(dtype)).sum())
 
-    def close(self, found_inf: Tensor | None = None) -> None:
-        """Add the step to the paths; not one that a scaler skipped, whose 0 · inf would poison ω."""
+    def close(self) -> None:
+        """Add the step to the paths."""
         parameter, _, before, shares = self._work
+        theta = local(parameter).detach()
         assert self._g is not None
-        if before is not None:
-            theta = local(parameter).detach()
-            for share in shares:
-                if share.surrogate.observes_path:
-                    path = share.state.path
-                    g = self._g.to(path.dtype) / self._scale
-                    if found_inf is not None:
-                        g = torch.where(found_inf.to(g.device, torch.bool), 0.0, g)
-                    add_to_path_(path, g, before.to(path.dtype), theta.to(path.dtype))
+        for share in shares:
+            dtype = share.state.anchor.dtype
+            if share.has_path and before is not None:
+                add_to_path_(share.state.path, self._g.to(dtype), before.to(dtype), theta.to(dtype))
+            else:
+                share.surrogate.after_step_(share.state, self._g.to(dtype), theta.to(dtype))
         self._g = None
+
+    def _stable_share(self, stiffest: float) -> float | Tensor:
+        """Return the share of a penalty at which SGD is stable."""
+        if self._group is None or stiffest == 0:
+            return 1.0
+        lr: float | Tensor = self._group["lr"]
+        momentum: float = self._group.get("momentum", 0.0)
+        slower = 1 + 2 * momentum if self._group.get("nesterov") else 1.0
+        limit = STABLE * 2 * (1 + momentum) / slower / stiffest
+        if isinstance(lr, Tensor):
+            return torch.clamp(limit / lr, max=1.0)
+        if lr <= limit:
+            return 1.0
+        if not self._has_warned:
+            self._has_warned = True
+            warn("SGD would not be stable under the whole penalty at this learning rate: the stiffest layers get less")
+        return limit / lr
+
+
+def task_gradient(grad: Tensor, scale: float | Tensor, found_inf: Tensor | None) -> Tensor:
+    """Return the gradient of the task's loss; zero in a step that a scaler skipped, whose 0 · inf would poison ω."""
+    is_plain = isinstance(scale, float) and scale == 1.0
+    g = grad if is_plain else grad.to(torch.promote_types(grad.dtype, torch.float32)) / scale
+    return g if found_inf is None else torch.where(found_inf.to(g.device, torch.bool), 0.0, g)

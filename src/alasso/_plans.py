@@ -83,7 +83,7 @@ class Plans:
             plan.works.append(work)
             ascends, grad = bool(group.get("maximize")), parameter.grad
             if scaled or ascends or grad is None or not is_plain(work, grad):
-                plan.odd.append((OddParameter(work), ascends))
+                plan.odd.append((OddParameter(work, group if is_sgd(optimizer) else None), ascends))
             elif any(self.compile.values()) and no_compiler(parameter.device.type) is None:
                 plan.passes.append(CompiledParameter(work))
             else:
@@ -138,7 +138,7 @@ class Plans:
         """Return room for the total gradient and for the weights before a step: fresh memory is slow memory."""
         known = self._buffers.get(id(parameter))
         if known is None or known[0] != like:
-            observed = any(share.surrogate.observes_path for share in shares)
+            observed = any(share.has_path for share in shares)
             before = torch.empty_like(local(parameter)) if observed else None
             total = torch.empty_like(parameter.grad if parameter.grad is not None else parameter)
             known = self._buffers[id(parameter)] = like, total, before
@@ -149,6 +149,11 @@ class Plans:
         self._plans.clear()
         self._works.clear()
         self._buffers.clear()
+
+
+def is_sgd(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's moves grow with the gradient, and so without bound where a spring is stiff."""
+    return "SGD" in type(optimizer).__name__
 
 
 def is_scaled(optimizer: Optimizer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,21 +11,24 @@ from torch import Tensor, nn
 from alasso._distributed import as_sharded, is_first_shard, local, sharded_like, sum_over_shards
 from alasso.errors import AlassoError
 
+if TYPE_CHECKING:
+    from alasso.methods.base import Surrogate
+
 STATE_VERSION = 1
 
 
-def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None) -> Tensor:
-    """Return a field of a state as it is saved: a part of the whole, or the sum of the shards' summaries."""
-    if tensor.shape == state.anchor.shape:
-        return as_sharded(tensor, parameter)
-    return sum_over_shards(tensor, parameter).clone()
+def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None, partial: bool) -> Tensor:
+    """Return a field of a state as it is saved: a part of the whole, the sum of the shards' parts, or a summary."""
+    if partial:
+        return sum_over_shards(tensor, parameter).clone()
+    return as_sharded(tensor, parameter) if tensor.shape == state.anchor.shape else tensor.clone()
 
 
-def from_saved(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+def from_saved(tensor: Tensor, parameter: nn.Parameter, partial: bool) -> Tensor:
     """Return this rank's share of a saved field."""
-    if tensor.shape == parameter.shape:
-        return sharded_like(tensor, parameter)
-    return tensor.clone() if is_first_shard(parameter) else torch.zeros_like(tensor)
+    if partial:
+        return tensor.clone() if is_first_shard(parameter) else torch.zeros_like(tensor)
+    return sharded_like(tensor, parameter) if tensor.shape == parameter.shape else tensor.clone()
 
 
 def check_form(saved: object) -> None:
@@ -46,7 +49,7 @@ def check_form(saved: object) -> None:
 def check_saved(
     saved: Mapping[str, Any],
     method: str,
-    fields: Set[str],
+    surrogate: Surrogate[Any],
     settings: tuple[Set[str], Set[str]],
     protected: Mapping[str, nn.Parameter],
 ) -> None:
@@ -55,7 +58,7 @@ def check_saved(
     Args:
         saved: The state.
         method: The name of the method that loads it.
-        fields: The tensors that the method keeps for each parameter.
+        surrogate: Tells which tensors the method keeps for each parameter.
         settings: Names of the settings that must be there, and of those that may.
         protected: The model's parameters by name.
     """
@@ -75,18 +78,18 @@ def check_saved(
         raise AlassoError(f"{'; '.join(parts)} (another model, or another exclude?{hint})")
     for name, parameter in protected.items():
         tensors = saved["parameters"][name]
-        if not isinstance(tensors, Mapping) or set(tensors) != fields:
+        if not isinstance(tensors, Mapping) or set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
             held = sorted(tensors) if isinstance(tensors, Mapping) else type(tensors).__name__
             raise AlassoError(f"the state of {name} holds {held}, which is not what {method} keeps")
-        _check_tensors(name, tensors, tuple(parameter.shape))
+        _check_tensors(name, tensors, surrogate, tuple(parameter.shape))
 
 
-def _check_tensors(name: str, tensors: Mapping[str, object], shape: tuple[int, ...]) -> None:
-    """Refuse of one parameter what is no tensor of its shape, nor one number for all of it, or is not finite."""
+def _check_tensors(name: str, tensors: Mapping[str, object], surrogate: Surrogate[Any], shape: tuple[int, ...]) -> None:
+    """Refuse of one parameter what is no tensor, not of its shape, or not finite."""
     for field, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise AlassoError(f"{field} of {name} is a {type(tensor).__name__} in the saved state, not a tensor")
-        if tuple(tensor.shape) != shape and (field == "anchor" or tensor.numel() != 1):
+        if not surrogate.fits(field, tensor, shape):
             raise AlassoError(f"{name} has shape {shape}, but the saved state is for {tuple(tensor.shape)} ({field})")
         odd = (~torch.isfinite(local(tensor))).sum()
         if sum_over_shards(odd, tensor):  # the same answer on each rank: all refuse it, or none does

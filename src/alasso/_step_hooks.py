@@ -190,14 +190,14 @@ class StepHooks:
 
     # -- a step ----------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Tell the regularizers that a step begins which may be the first of a task."""
+    def begin(self, optimizer: Optimizer) -> None:
+        """Tell the regularizers that a step begins."""
         for regularizer in self.plans.compile:
-            if regularizer.steps == 0:
-                regularizer.before_first_step()
+            regularizer.before_step(optimizer)
 
     def open(self, optimizer: Optimizer) -> None:
         """Put the total gradients in the place of the task's; or make the whole step, and leave nothing to do."""
+        self.begin(optimizer)
         if self._engine is not None and self._is_alone(optimizer) and self.made_in_one_pass(optimizer):
             self._hidden = [(p, p.grad) for p in self.parameters() if p.grad is not None]
             for parameter, _ in self._hidden:
@@ -212,29 +212,26 @@ class StepHooks:
 
     def made_in_one_pass(self, optimizer: Optimizer) -> bool:
         """Make the whole step where there is an engine that can, and return whether it was made."""
-        if self._engine is None:
-            return False
-        self.begin()
-        return self._engine.made(optimizer, self.plans)
+        return self._engine is not None and self._engine.made(optimizer, self.plans)
 
     @torch.no_grad()
     def open_plainly(self, optimizer: Optimizer) -> None:
         """Put the total gradients in the place of the task's."""
-        self.begin()
         # A fused optimizer under GradScaler sees scaled gradients and divides by the scale itself.
         scale = getattr(optimizer, "grad_scale", None)
-        self._plan = plan = self.plans.of(optimizer)
+        plan = self.plans.of(optimizer)
         for one in plan.passes:
             one.open()
+        found_inf = getattr(optimizer, "found_inf", None) if plan.odd else None
         for parameter, ascends in plan.odd:
             factor = 1.0 if scale is None else scale
-            parameter.open(-factor if ascends else factor)
+            parameter.open(-factor if ascends else factor, found_inf, self._begun_at.get(parameter.id))
+        self._plan, self._written = plan, [work.total._version for work in plan.works]
         self._grads = [work.parameter.grad for work in plan.works]  # type: ignore[misc]
         for work in plan.works:
             work.parameter.grad = work.total
             if work.before is not None and id(work.parameter) in self._begun_at:
                 work.before.copy_(self._begun_at[id(work.parameter)])
-        self._written = [work.total._version for work in plan.works]
 
     @torch.no_grad()
     def close(self, optimizer: Optimizer) -> None:
@@ -244,7 +241,7 @@ class StepHooks:
         for one in plan.passes:
             one.close()
         for parameter, _ in plan.odd:
-            parameter.close(found_inf)
+            parameter.close()
         if plan.odd and (scale := getattr(optimizer, "grad_scale", None)) is not None:
             for g in self._grads:  # as a fused optimizer leaves them: without the scale, but for steps it skipped
                 g.copy_(g / scale if found_inf is None else torch.where(found_inf.to(torch.bool), g, g / scale))

@@ -40,6 +40,7 @@ class FusedOptimizer(Optimizer):
                 loss = closure()
         hooks = StepHooks.of(self)
         hooks.leave_open_step()  # which raised
+        hooks.begin(self)
         if not hooks.made_in_one_pass(self):
             hooks.open_plainly(self)
             unhooked(torch_step)(self)

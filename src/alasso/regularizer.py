@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
-from alasso._distributed import agreed, as_sharded, local, total_of
-from alasso._parameters import ProtectedParameters, begins_with, some_of, weights_of
+from alasso._distributed import as_sharded, local, total_of
+from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, from_saved, to_save
 from alasso._step_hooks import StepHooks, base_optimizer
-from alasso.errors import AlassoError, DivergedError, warn
+from alasso.errors import AlassoError, warn
 from alasso.importance._objectives import Loss
 from alasso.methods.base import Surrogate, check_choice, check_non_negative
 
@@ -27,23 +27,6 @@ if TYPE_CHECKING:
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
 Measure = Literal["fisher", "mas"]
-T = TypeVar("T")
-
-
-class Setting(Generic[T]):
-    """A setting of the surrogate as an attribute of its regularizer: ``reg.c = 3.0`` acts from the next step on."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, reg: Regularizer, owner: type) -> T:
-        if reg is None:
-            return self  # type: ignore[unreachable]
-        value: T = getattr(reg.surrogate, self.name)
-        return value
-
-    def __set__(self, reg: Regularizer, value: T) -> None:
-        reg.surrogate = replace(reg.surrogate, **{self.name: value})  # type: ignore[type-var]
 
 
 class Regularizer:
@@ -169,8 +152,22 @@ class Regularizer:
         self.protected.look(self._is_at_anchors)
         self.protected.warn_of_replaced()
 
+    @property
+    def step_kind(self) -> int:
+        """Which kind of step comes next, for a method that does not do the same in all: a CUDA graph records one."""
+        return 0
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Look at a step before an attached optimizer makes it.
+
+        Args:
+            optimizer: The one that makes it.
+        """
+        if self.steps == 0:
+            self._before_first_step()
+
     @torch.no_grad()
-    def before_first_step(self) -> None:
+    def _before_first_step(self) -> None:
         """Begin a task; the path of the first one begins at the present weights."""
         if self.tasks == 0:
             self.protected.reset()
@@ -202,14 +199,26 @@ class Regularizer:
         with torch.no_grad():
             parameters = dict(protected)
             for name, parameter in parameters.items():
-                state, theta = protected.states[name], weights_of(parameter)
+                state, theta = self.state_at_end(name), weights_of(parameter)
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
         # Check all of the new state before the old one is replaced.
-        self._check_importance(measured or {name: state.omega for name, state in new_states.items()}, parameters)
+        importance = ((name, self.surrogate.importance(state)) for name, state in new_states.items())
+        check_importance(measured.items() or importance, parameters)
         protected.end_task(new_states)
         self.tasks += 1
         self.steps = 0
         self._penalty_was_taken = self._was_loaded = False
+
+    def state_at_end(self, name: str) -> Any:
+        """Return the state that a task ends with, before it is consolidated.
+
+        Args:
+            name: The parameter's name.
+
+        Returns:
+            The state.
+        """
+        return self.protected.states[name]
 
     def measure(self, loader: Loader | None, head: Head | None) -> dict[str, Tensor]:
         """Return the importance that a method measures on data at the end of a task.
@@ -235,28 +244,6 @@ class Regularizer:
             warn(
                 f"{type(self).__name__} is attached to no optimizer, and penalty() was part of no loss: nothing "
                 "protected the past during this task; call attach(optimizer) before training"
-            )
-
-    def _check_importance(self, importance: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Refuse importance that is not finite, or zero everywhere, on all ranks alike."""
-        flags = [0]  # whether any importance is not zero; then by tensor, whether it is not finite
-        for omega in importance.values():
-            flags[0] |= int(bool(omega.any()))
-            flags.append(int(not bool(torch.isfinite(omega).all())))
-        # A rank sees only its own shards, but either all ranks continue or none does.
-        any_importance, *odd = agreed(flags, parameters.values())
-        for name, is_odd in zip(importance, odd, strict=True):
-            if is_odd:
-                raise DivergedError(
-                    f"importance of {name} is NaN or infinite: the training diverged (are the inputs finite? a smaller "
-                    "learning rate, c or lam helps, and a larger xi), or a setting lets it overflow; the regularizer "
-                    "keeps its earlier state, but reload model, optimizer and regularizer from before this task to "
-                    "continue"
-                )
-        if not any_importance:
-            raise AlassoError(
-                "importance is zero for every weight: nothing was learned that could be protected "
-                "(did the weights move, and did gradients reach them?)"
             )
 
     # -- beside the loop ---------------------------------------------------------------------------------------
@@ -302,7 +289,7 @@ class Regularizer:
                 measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
             else:
                 measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
-        self._check_importance(measured, parameters)
+        check_importance(measured.items(), parameters)
         with torch.inference_mode(False), torch.no_grad():
             new_states = {}
             for name, parameter in parameters.items():
@@ -372,7 +359,8 @@ class Regularizer:
         Returns:
             {parameter name: Ω ≥ 0}, shaped and sharded like the parameter.
         """
-        return self._field("omega")
+        parameters, states = dict(self.protected), self.protected.states
+        return {name: as_sharded(self.surrogate.importance(s), parameters.get(name)) for name, s in states.items()}
 
     def anchor(self) -> dict[str, Tensor]:
         """Return the weights that the penalty pulls to.
@@ -380,11 +368,8 @@ class Regularizer:
         Returns:
             {parameter name: θ̂}, shaped and sharded like the parameter.
         """
-        return self._field("anchor")
-
-    def _field(self, field: str) -> dict[str, Tensor]:
         parameters, states = dict(self.protected), self.protected.states
-        return {name: as_sharded(getattr(state, field), parameters.get(name)) for name, state in states.items()}
+        return {name: as_sharded(s.anchor, parameters.get(name)) for name, s in states.items()}
 
     # -- settings --------------------------------------------------------------------------------------------
 
@@ -442,6 +427,7 @@ class Regularizer:
             A dictionary of tensors, numbers and strings only, which ``torch.save`` takes.
         """
         parameters, in_model = dict(self.protected), self.protected.named()
+        partial = self.surrogate.partial
         return {
             "version": STATE_VERSION,
             "method": self.method,
@@ -449,7 +435,7 @@ class Regularizer:
             "tasks": self.tasks,
             "steps": self.steps,
             "parameters": {
-                name: {field: to_save(tensor, state, parameters.get(name)) for field, tensor in state._asdict().items()}
+                name: {f: to_save(t, state, parameters.get(name), f in partial) for f, t in state._asdict().items()}
                 for name, state in self.protected.states.items()
                 if name in in_model  # not of a layer that was removed
             },
@@ -469,13 +455,12 @@ class Regularizer:
         self.protected.look(self._is_at_anchors)
         named = self.protected.named()  # frozen ones, too: they may have a past
         parameters = dict(self.protected) | {name: named[name] for name in saved["parameters"] if name in named}
-        kept = frozenset(self.surrogate.State._fields)  # type: ignore[attr-defined]
         needed = {field.name for field in fields(self.surrogate)}  # type: ignore[arg-type]
-        check_saved(saved, self.method, kept, (needed, self.settings().keys()), parameters)
+        check_saved(saved, self.method, self.surrogate, (needed, self.settings().keys()), parameters)
         self.load_settings(saved["settings"])
         self.protected.states.clear()
         for name, tensors in saved["parameters"].items():
-            own = {field: from_saved(tensor, parameters[name]) for field, tensor in tensors.items()}
+            own = {f: from_saved(t, parameters[name], f in self.surrogate.partial) for f, t in tensors.items()}
             self.protected.put(name, self.surrogate.State(**own))
         self.tasks, self.steps = saved["tasks"], saved["steps"]
         self._was_loaded = self._is_at_anchors
@@ -484,7 +469,9 @@ class Regularizer:
     def _compare_with_anchors(self) -> None:
         """Warn if the model's weights differ from the anchors in the loaded state."""
         known = [(name, local(p), self.protected.state_of(name, p)) for name, p in self.protected]
-        matter = {name: begins_with(theta, state.anchor) for name, theta, state in known if state.omega.any()}
+        matter = {
+            name: begins_with(theta, state.anchor) for name, theta, state in known if self.surrogate.has_past(state)
+        }
         if strayed := [name for name, holds in matter.items() if not holds]:
             which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
             warn(

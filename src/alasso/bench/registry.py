@@ -129,6 +129,7 @@ def loaded(reference: str) -> Any:
 #: Okabe and Ito's colours, told apart with any colour vision; each has a twin for dark backgrounds.
 BLUE, VERMILLION, GREEN = ("#0072B2", "#4FB3EE"), ("#D55E00", "#F28A3C"), ("#009E73", "#2CC89B")
 SKY, PINK, WINE = ("#3D9BD1", "#8FD0F5"), ("#C0649A", "#E79BC5"), ("#882255", "#D977A8")
+YELLOW = ("#B8860B", "#F0C040")
 GREY, INK, SOOT = ("#8A8A8A", "#9A9A9A"), ("#111111", "#F2F2F2"), ("#555555", "#C4C4C4")
 
 _REGULARIZED = "alasso.bench.learners.base:Regularized"
@@ -142,6 +143,14 @@ _VCL_SEARCH = {"initial_logvar": (-6.0, -8.0), "prior_var": (1.0, 0.1)}
 _LAM_SEARCH = {"lam": (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)}
 
 METHODS: dict[str, Method] = {
+    "kron-alasso": Method(
+        "asymmetric loss approximation in the shape of Kronecker factors",
+        "KronALASSO",
+        Look(*YELLOW, "d"),
+        _REGULARIZED,
+        "alasso:KronALASSO",
+        search={"c": (0.3, 1.0, 3.0)},
+    ),
     "alasso": Method(
         "asymmetric loss approximation with single-side overestimation",
         "ALASSO",

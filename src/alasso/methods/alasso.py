@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.base import Surrogate, check_choice, check_non_negative, two_sided_spring
+from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, two_sided_spring
 from alasso.methods.si import accumulated_omega, ratio_or
-from alasso.regularizer import Regularizer, Setting
+from alasso.regularizer import Regularizer
 
 OmegaRule = Literal["accurate", "si"]
 Unmoved = Literal["unobserved", "moved_right", "sign_of_omega"]
@@ -62,7 +62,7 @@ class AlassoState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AlassoSurrogate(Surrogate[AlassoState]):
+class AlassoSurrogate(Springs[AlassoState]):
     """ALASSO's settings and functions; :class:`ALASSO` explains the settings."""
 
     a: float = 1.8

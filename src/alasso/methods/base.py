@@ -1,14 +1,15 @@
-r"""The one abstraction: a surrogate of past losses is an anchored spring per weight.
+r"""The one abstraction: a surrogate stands for the losses of past tasks, one parameter tensor at a time.
 
-Every regularizer here replaces the loss of past tasks by
+Most methods are :class:`Springs`, one for each weight:
 
 .. math:: \mathcal L_s(\theta) = \sum_k k_k^\pm \, (\theta_k - \hat\theta_k)^2 + \text{const}
 
 with one stiffness for each side, :math:`k^-` where :math:`\theta<\hat\theta` and :math:`k^+` where
-:math:`\theta>\hat\theta`. The methods differ only in how they choose the anchor and the stiffness.
+:math:`\theta>\hat\theta`. They differ only in how they choose the anchor and the stiffness, and are elementwise: the
+same functions serve float64 tests, shards of a distributed model and ``torch.compile``.
 
-Everything is elementwise and pure: tensors in, tensors out. The same functions serve float64 tests, shards of a
-distributed model and ``torch.compile``.
+Everything is pure, tensors in, tensors out, but for names that end in an underscore: these run at every step and write
+in place.
 
 Glossary: θ weights, θ̂ anchor, Ω importance, ω path integral of the running task, d = θ − θ̂.
 """
@@ -18,13 +19,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from numbers import Real
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from alasso.errors import AlassoError
+
+if TYPE_CHECKING:
+    from alasso.regularizer import Regularizer
 
 
 class AnchorState(NamedTuple):
@@ -53,21 +58,23 @@ class PathState(NamedTuple):
     path: Tensor
 
 
+T = TypeVar("T")
 S = TypeVar("S", bound=Any)  # one of the NamedTuples above, or a method's own
 
 
 class Surrogate(ABC, Generic[S]):
-    """A method's settings and its pure functions over one tensor θ and that tensor's state s.
+    """A method's settings and its functions of one tensor θ and that tensor's state s.
 
-    A method is a frozen dataclass that derives from this class; its fields are the settings. All tensors of a state
-    have θ's shape, unless the state says otherwise.
+    A method is a frozen dataclass that derives from this class or from :class:`Springs`; its fields are the settings.
 
     Attributes:
-        State: The NamedTuple of tensors kept for each parameter; it has the fields ``anchor`` and ``omega``.
-        observes_path: Whether the state has a field ``path``, which :func:`add_to_path_` updates at each step.
+        State: The NamedTuple of tensors kept for each parameter; it has the field ``anchor``, of θ's shape.
+        partial: Fields that are sums over θ: of a sharded θ, each rank holds its own shard's part of them.
+        observes_path: Whether the method looks at every step of training.
     """
 
     State: ClassVar[type]
+    partial: ClassVar[frozenset[str]] = frozenset()
     observes_path: ClassVar[bool] = False
 
     @abstractmethod
@@ -79,17 +86,6 @@ class Surrogate(ABC, Generic[S]):
 
         Returns:
             The state, in θ's precision and on its device.
-        """
-
-    @abstractmethod
-    def stiffness(self, s: S) -> tuple[Tensor, Tensor]:
-        """Return the factors of d² left and right of the anchor.
-
-        Args:
-            s: The state.
-
-        Returns:
-            (k⁻, k⁺), each of θ's shape; one tensor twice if they are alike.
         """
 
     @abstractmethod
@@ -105,6 +101,100 @@ class Surrogate(ABC, Generic[S]):
             The new state; it shares no tensor with ``s`` or ``theta``.
         """
 
+    @abstractmethod
+    def penalty(self, theta: Tensor, s: S) -> Tensor:
+        """Return the surrogate's loss at θ.
+
+        Args:
+            theta: The weights θ.
+            s: The state.
+
+        Returns:
+            A scalar, differentiable by θ.
+        """
+
+    @abstractmethod
+    def penalty_grad(self, theta: Tensor, s: S) -> Tensor:
+        """Return the derivative of :meth:`penalty` by θ.
+
+        Args:
+            theta: The weights θ.
+            s: The state.
+
+        Returns:
+            The gradient, of θ's shape.
+        """
+
+    @abstractmethod
+    def importance(self, s: S) -> Tensor:
+        """Return Ω, each weight's factor of d² before the method's strength.
+
+        Args:
+            s: The state.
+
+        Returns:
+            Ω ≥ 0, of θ's shape.
+        """
+
+    def before_step_(self, s: S, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+        """Add the penalty's gradient to the total one, and take note of a step that the optimizer is about to make.
+
+        Batches of plain springs are added without it (:mod:`alasso._passes`), and noted by :func:`add_to_path_`.
+
+        Args:
+            s: The state, changed in place if the method observes the path.
+            g: The gradient of the task's loss alone, of θ's shape.
+            theta: The weights θ.
+            total: The gradient that the optimizer will see, changed in place.
+            strength: Factor of the penalty; 0.0 where nothing has a past.
+        """
+        if not isinstance(strength, float) or strength:
+            total.add_(self.penalty_grad(theta, s) * strength)
+
+    def after_step_(self, s: S, g: Tensor, theta: Tensor) -> None:
+        """Take note of the step that was made.
+
+        Args:
+            s: The state, changed in place.
+            g: What :meth:`before_step_` was given.
+            theta: The weights after the step.
+        """
+
+    def stiffest(self, s: S) -> Tensor:
+        """Return a bound on the penalty's largest curvature, which limits the steps of SGD.
+
+        Args:
+            s: The state.
+
+        Returns:
+            A scalar; zero for no bound.
+        """
+        return s.anchor.new_zeros(())  # type: ignore[no-any-return]
+
+    def has_past(self, s: S) -> bool:
+        """Return whether the state protects anything.
+
+        Args:
+            s: The state.
+
+        Returns:
+            True if any weight is important.
+        """
+        return bool(self.importance(s).any())
+
+    def fits(self, field: str, tensor: Tensor, shape: tuple[int, ...]) -> bool:
+        """Return whether a field of a state is of the right shape.
+
+        Args:
+            field: Its name.
+            tensor: Its value.
+            shape: The parameter's shape.
+
+        Returns:
+            True if it has the parameter's shape, or is one number for all of it.
+        """
+        return tensor.shape == shape or (field != "anchor" and tensor.numel() == 1)
+
     def warm_start(self, theta: Tensor, importance: Tensor) -> S:
         """Return the state of weights whose training was not observed: only their importance has been measured.
 
@@ -116,6 +206,44 @@ class Surrogate(ABC, Generic[S]):
             The state, as after one task.
         """
         return self.consolidate(self.init(theta), theta, importance)
+
+    def grown(self, s: S, theta: Tensor) -> S:
+        """Return the state of a parameter that grew: the old block keeps its memory, what is new starts free.
+
+        Args:
+            s: The state before.
+            theta: The larger weights, which begin with the old ones in each axis.
+
+        Returns:
+            The state for θ.
+        """
+        block = tuple(slice(0, n) for n in s.anchor.shape)
+        fields = {}
+        for field, tensor in self.init(theta)._asdict().items():
+            fields[field] = getattr(s, field).to(tensor.device, tensor.dtype)
+            if tensor.shape == theta.shape:  # and no summary of the whole tensor, such as EWC's constant
+                larger = tensor.clone()
+                larger[block] = fields[field]
+                fields[field] = larger
+        return type(s)(**fields)  # type: ignore[no-any-return]
+
+
+class Springs(Surrogate[S]):
+    """A surrogate of one spring for each weight. All tensors of its state have θ's shape, but for its ``partial`` ones.
+
+    The state has a field ``omega``; if the method observes the path, also ``path``, which :func:`add_to_path_` updates.
+    """
+
+    @abstractmethod
+    def stiffness(self, s: S) -> tuple[Tensor, Tensor]:
+        """Return the factors of d² left and right of the anchor.
+
+        Args:
+            s: The state.
+
+        Returns:
+            (k⁻, k⁺), each of θ's shape; one tensor twice if they are alike.
+        """
 
     def constant(self, s: S) -> Tensor | float:
         """Return the part of the penalty that does not depend on θ.
@@ -129,28 +257,30 @@ class Surrogate(ABC, Generic[S]):
         return 0.0
 
     def penalty(self, theta: Tensor, s: S) -> Tensor:
-        """Return the surrogate's loss at θ.
-
-        Args:
-            theta: The weights θ.
-            s: The state.
-
-        Returns:
-            A scalar, differentiable by θ.
-        """
         return two_sided_spring(theta - s.anchor, *self.stiffness(s)).sum() + self.constant(s)
 
     def penalty_grad(self, theta: Tensor, s: S) -> Tensor:
-        """Return the derivative of :meth:`penalty` by θ.
-
-        Args:
-            theta: The weights θ.
-            s: The state.
-
-        Returns:
-            The gradient, of θ's shape.
-        """
         return two_sided_spring_grad(theta - s.anchor, *self.stiffness(s))
+
+    def importance(self, s: S) -> Tensor:
+        omega: Tensor = s.omega
+        return omega
+
+
+class Setting(Generic[T]):
+    """A setting of the surrogate as an attribute of its regularizer: ``reg.c = 3.0`` acts from the next step on."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, reg: Regularizer, owner: type) -> T:
+        if reg is None:
+            return self  # type: ignore[unreachable]
+        value: T = getattr(reg.surrogate, self.name)
+        return value
+
+    def __set__(self, reg: Regularizer, value: T) -> None:
+        reg.surrogate = replace(reg.surrogate, **{self.name: value})  # type: ignore[type-var]
 
 
 def two_sided_spring(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:

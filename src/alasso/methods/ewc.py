@@ -29,13 +29,15 @@ from alasso.errors import AlassoError
 from alasso.importance._objectives import Loss
 from alasso.methods.base import (
     AnchorState,
+    Setting,
+    Springs,
     Surrogate,
     check_choice,
     check_non_negative,
     require_importance,
     require_loader,
 )
-from alasso.regularizer import Head, Loader, Regularizer, Setting
+from alasso.regularizer import Head, Loader, Regularizer
 
 Labels = Literal["true", "sampled", "expected", "uniform"]
 
@@ -55,12 +57,13 @@ class EWCState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EWCSurrogate(Surrogate[EWCState]):
+class EWCSurrogate(Springs[EWCState]):
     """EWC's setting and functions, with ½λF as the factor of d²; :class:`EWC` explains the settings."""
 
     lam: float = 100.0
 
     State: ClassVar[type] = EWCState
+    partial: ClassVar[frozenset[str]] = frozenset({"constant"})
 
     def __post_init__(self) -> None:
         check_non_negative(lam=self.lam)
@@ -102,7 +105,7 @@ def summed_quadratic(s: EWCState, theta: Tensor, F: Tensor) -> EWCState:
 
 
 @dataclass(frozen=True)
-class OnlineEWCSurrogate(Surrogate[AnchorState]):
+class OnlineEWCSurrogate(Springs[AnchorState]):
     """Online EWC's functions, with ½λF* as the factor of d²; :class:`OnlineEWC` explains the settings."""
 
     lam: float = 100.0

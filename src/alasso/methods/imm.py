@@ -35,9 +35,9 @@ from alasso._distributed import local
 from alasso._parameters import weights_of
 from alasso.errors import AlassoError, DivergedError
 from alasso.importance._objectives import Loss
-from alasso.methods.base import Surrogate, check_choice, check_non_negative, require_importance
+from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, require_importance
 from alasso.methods.ewc import FisherRegularizer, Labels
-from alasso.regularizer import Head, Loader, Setting
+from alasso.regularizer import Head, Loader
 
 Merge = Literal["mean", "mode"]
 Transfer = Literal["weight", "l2", "drop", "l2-drop"]
@@ -61,7 +61,7 @@ class IMMState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IMMSurrogate(Surrogate[IMMState]):
+class IMMSurrogate(Springs[IMMState]):
     """IMM's settings and functions; :class:`IMM` explains the settings."""
 
     merge: Merge = "mean"

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
-from alasso.methods.base import AnchorState, Surrogate, check_non_negative, require_importance, require_loader
-from alasso.regularizer import Head, Loader, Regularizer, Setting
+from alasso.methods.base import AnchorState, Setting, Springs, check_non_negative, require_importance, require_loader
+from alasso.regularizer import Head, Loader, Regularizer
 
 
 @dataclass(frozen=True)
-class MASSurrogate(Surrogate[AnchorState]):
+class MASSurrogate(Springs[AnchorState]):
     """MAS's setting and functions, with λΩ as the factor of d²; :class:`MAS` explains the settings."""
 
     lam: float = 1.0

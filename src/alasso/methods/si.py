@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from alasso.methods.base import PathState, Surrogate, check_non_negative
-from alasso.regularizer import Regularizer, Setting
+from alasso.methods.base import PathState, Setting, Springs, check_non_negative
+from alasso.regularizer import Regularizer
 
 
 @dataclass(frozen=True)
-class SISurrogate(Surrogate[PathState]):
+class SISurrogate(Springs[PathState]):
     """SI's settings and functions; :class:`SI` explains the settings."""
 
     c: float = 0.1

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
-
 from alasso.bench.config import nearest
 from alasso.errors import AlassoError
 
@@ -111,7 +109,11 @@ def data_root(data_dir: str | Path | None = None) -> Path:
         The folder, which need not exist yet.
     """
     chosen = data_dir or os.environ.get("ALASSO_DATA")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("alasso")) / "data"
+    if chosen:
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("alasso")) / "data"
 
 
 def where(name: str, data_dir: str | Path | None = None) -> Path:

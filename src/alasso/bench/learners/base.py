@@ -125,6 +125,11 @@ class Learner:
         """What the past adds to the loss at the present weights, for the log."""
         return torch.zeros((), device=self.device)
 
+    @property
+    def step_kind(self) -> int:
+        """Which kind of step comes next; a graph records one."""
+        return 0
+
     def noted_steps(self, count: int) -> None:
         """``count`` steps were replayed from a graph, unseen by Python."""
 
@@ -250,6 +255,10 @@ class Regularized(Learner):
     @torch.no_grad()
     def penalty(self) -> Tensor:
         return self.regularizer.penalty()
+
+    @property
+    def step_kind(self) -> int:
+        return self.regularizer.step_kind
 
     def noted_steps(self, count: int) -> None:
         self.regularizer.steps += count

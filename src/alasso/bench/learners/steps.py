@@ -36,7 +36,8 @@ class Steps:
 class RecordedSteps(Steps):
     """Steps replayed from a CUDA graph; the first few of a task are made one by one.
 
-    Each task has its own graph, with its own memory, for each size of batch: the last one of an epoch is smaller.
+    Each task has its own graphs, with their own memory, for each size of batch, since the last one of an epoch is
+    smaller, and for each kind of step that the method has.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -54,20 +55,20 @@ class RecordedSteps(Steps):
 
     def step(self, i: int) -> None:
         plan = self.plans[i]
-        sizes = tuple(len(part) for part in plan if part is not None)
-        if sizes in self.recorded:
-            graph, place = self.recorded[sizes]
-            for buffer, part in zip(place, plan, strict=True):
-                if buffer is not None and part is not None:
-                    buffer.copy_(part)
-            graph.replay()
-            self.learner.noted_steps(1)
+        kind = (self.learner.step_kind, *(len(part) for part in plan if part is not None))
+        if self.made[kind] < WARM_UP:
+            self.made[kind] += 1
+            self.warm_up(plan)
             return
-        self.warm_up(plan)
-        self.made[sizes] += 1
-        if self.made[sizes] == WARM_UP:
+        if kind not in self.recorded:
             place = StepPlan(plan.own.clone(), None if plan.others is None else plan.others.clone())
-            self.recorded[sizes] = self.record(place), place
+            self.recorded[kind] = self.record(place), place
+        graph, place = self.recorded[kind]
+        for buffer, part in zip(place, plan, strict=True):
+            if buffer is not None and part is not None:
+                buffer.copy_(part)
+        graph.replay()
+        self.learner.noted_steps(1)
 
     def warm_up(self, plan: StepPlan) -> None:
         """A real step, away from the stream that replays, as torch asks for."""

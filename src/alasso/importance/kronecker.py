@@ -1,0 +1,376 @@
+r"""Kronecker factors of a layer's curvature, sketched: what a few products tell of a large matrix.
+
+A layer that maps inputs a to outputs z = W a has, with g = ∂loss/∂z, a curvature of about
+
+.. math:: F \approx G \otimes A, \qquad A = \textstyle\sum a a^\top, \quad G = \sum g g^\top
+
+(K-FAC: Martens and Grosse, ICML 2015). A matrix M = Σ x xᵀ of size n is never formed. Its *sketch* has r + 1 columns,
+
+.. math:: [\; Y \mid d \;], \qquad Y = M S, \quad d = \operatorname{diag} M
+
+with r random signs in each row of S; for n ≤ r, S is the identity and nothing is lost. Sketches of sums are sums of
+sketches. From a sketch follows a *form* [B | ρ] of M ≈ B Bᵀ + diag(ρ), by Nyström's approximation and what it leaves:
+
+.. math::
+
+    B = Y V \Lambda^{-1/2} \;\text{ with }\; S^\top Y = V \Lambda V^\top, \qquad
+    \rho = \tfrac12 \delta + \tfrac12 \operatorname{mean}(\delta), \quad \delta = (d - \operatorname{diag} B B^\top)_+
+
+Half of the rest δ stays where it is; half is spread over all directions, those that training never saw among them.
+
+A parameter is seen as a matrix of its first axis by all others. One factor belongs to its *rows*, the other to its
+*columns*: G and A in most layers, A and G in those that keep their weight transposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
+
+from alasso.importance._layers import CONVOLUTIONS, Convolution, kind_of, padding_of
+
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = frozenset({nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS})
+SMALLEST = 1e-6  # eigenvalues below this share of the largest are rounding errors
+
+_CONVOLVE: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
+_WEIGHT_GRADIENT: tuple[Callable[..., Tensor], ...] = (conv1d_weight, conv2d_weight, conv3d_weight)
+
+
+# -- sketches and forms ----------------------------------------------------------------------------------------
+
+
+@cache
+def signs(size: int, rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return S: random signs over √rank, the same on every machine; the identity where it is no larger.
+
+    Args:
+        size: Number of rows. The first rows do not depend on it.
+        rank: Number of columns.
+        dtype: Of the result.
+        device: Of the result.
+
+    Returns:
+        S, (size, min(size, rank)).
+    """
+    if size <= rank:
+        return torch.eye(size, dtype=dtype, device=device)
+    drawn = torch.randint(0, 2, (size, rank), generator=torch.Generator().manual_seed(1))
+    return ((2 * drawn - 1).to(dtype) / math.sqrt(rank)).to(device)
+
+
+def signs_like(x: Tensor, size: int, rank: int) -> Tensor:
+    """Return S for vectors of a size, in a tensor's precision and on its device.
+
+    Args:
+        x: The tensor.
+        size: The size.
+        rank: The largest number of columns.
+
+    Returns:
+        S, as :func:`signs`.
+    """
+    return signs(size, rank, x.dtype, x.device)
+
+
+def sketch(x: Tensor, rank: int) -> Tensor:
+    """Return the sketch of Σ x xᵀ.
+
+    Args:
+        x: One vector a row, (N, n).
+        rank: r.
+
+    Returns:
+        [Y | d], (n, min(n, r) + 1).
+    """
+    return torch.cat([x.mT @ (x @ signs_like(x, x.shape[1], rank)), x.square().sum(0)[:, None]], 1)
+
+
+def sketch_of_counts(counts: Tensor, rank: int) -> Tensor:
+    """Return the sketch of Σ x xᵀ where every x is a row of the identity.
+
+    Args:
+        counts: How often each row occurs, (n,).
+        rank: r.
+
+    Returns:
+        [Y | d], (n, min(n, r) + 1).
+    """
+    return counts[:, None] * F.pad(signs_like(counts, len(counts), rank), (0, 1), value=1.0)
+
+
+def sketch_of_windows(x: Tensor, kernel: tuple[int, ...], layer: Convolution, rank: int) -> Tensor:
+    """Return the sketch of Σ x xᵀ over all windows that a kernel sees, without forming them.
+
+    With the columns of S as filters, a convolution is xᵀS at every position; its weight gradient is Y.
+
+    Args:
+        x: Padded images, (N, C, *positions); each of the layer's groups of channels counts as an image.
+        kernel: Size of the window.
+        layer: Tells stride, dilation and groups.
+        rank: r.
+
+    Returns:
+        [Y | d], (n, min(n, r) + 1) with n = C / groups · kernel.
+    """
+    dims = len(kernel) - 1
+    x = x.reshape(-1, x.shape[1] // layer.groups, *x.shape[2:])
+    shape = (x.shape[1], *kernel)
+    S = signs_like(x, shape[0] * kernel_size(kernel), rank)
+    moves = {"stride": layer.stride, "dilation": layer.dilation}
+    products = _CONVOLVE[dims](x, S.mT.reshape(-1, *shape), **moves)
+    Y = _WEIGHT_GRADIENT[dims](x, (S.shape[1], *shape), products, **moves)
+    d = _WEIGHT_GRADIENT[dims](x.square(), (1, *shape), torch.ones_like(products[:, :1]), **moves)
+    return torch.cat([Y, d]).flatten(1).mT
+
+
+def kernel_size(kernel: tuple[int, ...]) -> int:
+    """Return how many positions a window has.
+
+    Args:
+        kernel: Its size in each dimension.
+
+    Returns:
+        Their product.
+    """
+    return torch.Size(kernel).numel()
+
+
+def rank_of(packed: Tensor) -> int:
+    """Return how many columns Y or B has; zero for a diagonal alone.
+
+    Args:
+        packed: A sketch or a form.
+
+    Returns:
+        Their number.
+    """
+    return packed.shape[1] - 1
+
+
+def form(packed: Tensor) -> Tensor:
+    """Return what follows from a sketch: M ≈ B Bᵀ + diag(ρ).
+
+    Args:
+        packed: [Y | d].
+
+    Returns:
+        [B | ρ], of the sketch's shape.
+    """
+    Y, d = packed[:, :-1].double(), packed[:, -1].double()
+    S = signs_like(Y, *Y.shape)
+    core = S.mT @ Y
+    values, V = torch.linalg.eigh((core + core.mT) / 2)
+    kept = values > SMALLEST * values[-1:].clamp(min=0)
+    B = Y @ V * torch.where(kept, values, 1.0).rsqrt() * kept
+    rest = (d - B.square().sum(1)).clamp(min=0)
+    return torch.cat([B, (rest + rest.mean())[:, None] / 2], 1).to(packed.dtype)
+
+
+def times(rows: Tensor, D: Tensor, columns: Tensor) -> Tensor:
+    """Return L D R for forms of L and R.
+
+    Args:
+        rows: [B | ρ] of L, (m, ·).
+        D: (m, n).
+        columns: [B | ρ] of R, (n, ·).
+
+    Returns:
+        (m, n).
+    """
+    B, rho = columns[:, :-1], columns[:, -1]
+    T = D * rho + (D @ B) @ B.mT
+    B, rho = rows[:, :-1], rows[:, -1]
+    return rho[:, None] * T + B @ (B.mT @ T)
+
+
+def diagonal(packed: Tensor) -> Tensor:
+    """Return the diagonal of B Bᵀ + diag(ρ).
+
+    Args:
+        packed: [B | ρ].
+
+    Returns:
+        (n,).
+    """
+    return packed[:, :-1].square().sum(1) + packed[:, -1]
+
+
+def largest(packed: Tensor) -> Tensor:
+    """Return a bound on the largest eigenvalue of B Bᵀ + diag(ρ).
+
+    Args:
+        packed: [B | ρ].
+
+    Returns:
+        A scalar, larger by no more than the largest ρ.
+    """
+    B = packed[:, :-1]
+    of_B: Tensor = torch.linalg.eigvalsh(B.mT @ B)[-1:].sum()  # zero if there is none
+    return of_B + packed[:, -1].max()
+
+
+def grown_sketch(packed: Tensor, size: int, rank: int) -> Tensor:
+    """Return the sketch of the same sum, each vector followed by zeros.
+
+    Args:
+        packed: [Y | d].
+        size: The vectors' new size.
+        rank: r.
+
+    Returns:
+        [Y | d], (size, min(size, r) + 1); the sketch itself if the size is the same.
+    """
+    old, Y = len(packed), packed[:, :-1]
+    if rank_of(packed) == old < size:  # Y is all of the sum, whose S was the identity
+        Y = Y @ signs_like(Y, size, max(rank, old))[:old]
+    return F.pad(torch.cat([Y, packed[:, -1:]], 1), (0, 0, 0, size - old))
+
+
+def matrix_shape(theta: Tensor) -> tuple[int, int]:
+    """Return the shape of a parameter as a matrix of its first axis by all others.
+
+    Args:
+        theta: The parameter.
+
+    Returns:
+        (m, n).
+    """
+    m = theta.shape[0] if theta.dim() else 1
+    return m, theta.numel() // max(m, 1)
+
+
+def as_matrix(theta: Tensor) -> Tensor:
+    """Return a parameter as a matrix of its first axis by all others.
+
+    Args:
+        theta: The parameter.
+
+    Returns:
+        (m, n).
+    """
+    return theta.reshape(matrix_shape(theta))
+
+
+def with_unit_trace(packed: Tensor) -> Tensor:
+    """Return a sketch of M / tr M; zero where M is zero or not finite.
+
+    Args:
+        packed: [Y | d].
+
+    Returns:
+        [Y | d].
+    """
+    trace = packed[:, -1].sum()
+    usable = torch.isfinite(trace) & (trace > 0)
+    return torch.where(usable, packed / torch.where(usable, trace, 1.0), 0.0)
+
+
+# -- what layers tell ------------------------------------------------------------------------------------------
+
+
+def is_factored(layer: nn.Module) -> bool:
+    """Return whether the factors of a layer's weight follow from its inputs and output gradients.
+
+    Args:
+        layer: Any module; one of a known kind, not of a subclass, whose forward may differ.
+
+    Returns:
+        True for linear layers, convolutions, transposed ones and embeddings, and for transformers' ``Conv1D``.
+    """
+    if "forward" in vars(layer):
+        return False
+    if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.sparse or layer.max_norm is not None):
+        return False
+    return kind_of(layer) in LAYERS or is_conv1d_of_transformers(layer)
+
+
+def is_conv1d_of_transformers(layer: nn.Module) -> bool:
+    """Return whether a layer is GPT-2's linear layer, which keeps its weight transposed.
+
+    Args:
+        layer: Any module.
+
+    Returns:
+        True if it is.
+    """
+    return kind_of(layer).__name__ == "Conv1D" and kind_of(layer).__module__ == "transformers.pytorch_utils"
+
+
+def has_inputs_as_rows(layer: nn.Module) -> bool:
+    """Return whether the first axis of a layer's weight is its input's, not its output's.
+
+    Args:
+        layer: One that :func:`is_factored`.
+
+    Returns:
+        True if it is.
+    """
+    return isinstance(layer, (nn.Embedding, *TRANSPOSED_CONVOLUTIONS)) or is_conv1d_of_transformers(layer)
+
+
+def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return the sketch of A = Σ a aᵀ over all samples and positions of a call.
+
+    Args:
+        layer: One that :func:`is_factored`.
+        x: The layer's input.
+        rank: r.
+        dtype: The precision to compute in.
+
+    Returns:
+        [Y | d], for the columns of the layer's weight, or its rows if it :func:`has_inputs_as_rows`.
+    """
+    if isinstance(layer, nn.Embedding):
+        counts = torch.zeros(layer.num_embeddings, dtype=dtype, device=x.device)
+        counts.index_add_(0, x.flatten(), torch.ones((), dtype=dtype, device=x.device).expand(x.numel()))
+        if layer.padding_idx is not None:
+            counts[layer.padding_idx] = 0
+        return sketch_of_counts(counts, rank)
+    x = x.to(dtype)
+    if isinstance(layer, CONVOLUTIONS):
+        x = x if x.dim() == len(layer.kernel_size) + 2 else x[None]
+        x = F.pad(x, padding_of(layer), "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+        return sketch_of_windows(x, layer.kernel_size, layer, rank)
+    return sketch(rows_of(layer, x), rank)
+
+
+def sketch_of_gradients(layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return the sketch of G = Σ g gᵀ over all samples and positions of a call.
+
+    Args:
+        layer: One that :func:`is_factored`.
+        g: The gradient by the layer's output.
+        rank: r.
+        dtype: The precision to compute in.
+
+    Returns:
+        [Y | d], for the rows of the layer's weight, or its columns if it :func:`has_inputs_as_rows`.
+    """
+    g = g.to(dtype)
+    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):  # the convolution from its output to its input
+        g = g if g.dim() == len(layer.kernel_size) + 2 else g[None]
+        widths = [width for width in reversed(layer.padding) for _ in range(2)]
+        return sketch_of_windows(F.pad(g, widths), layer.kernel_size, layer, rank)  # type: ignore[arg-type]
+    return sketch(rows_of(layer, g), rank)
+
+
+def rows_of(layer: nn.Module, values: Tensor) -> Tensor:
+    """Return a layer's inputs or output gradients, one row a sample and position.
+
+    Args:
+        layer: Tells where its channels are: second in convolutions, else last.
+        values: (N, …, C) or (N, C, …).
+
+    Returns:
+        (N · positions, C).
+    """
+    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+        values = values.movedim(-len(layer.kernel_size) - 1, -1)
+    return values.reshape(-1, values.shape[-1])

@@ -1,0 +1,474 @@
+r"""KronALASSO: the loss drop of Eq. 7, spread over each layer in the shape of its Kronecker-factored curvature.
+
+ALASSO gives each weight a spring of its own. Here a parameter W, a matrix of m rows and n columns, has one quadratic
+
+.. math::
+
+    \mathcal L_s(W) = \tfrac{c}{2} \, N \kappa \, \langle \bar L \, D \, \bar R, \; D \rangle, \qquad D = W - \hat W
+
+with a factor for its rows and one for its columns, both positive. They are by-products of training: in each step, the
+output gradients g and the inputs a of the layer tell the shape, the gradient M of the task's loss the size,
+
+.. math::
+
+    L_\text{step} = B \lVert M \rVert^2 \frac{\sum g g^\top}{\operatorname{tr} \sum g g^\top}, \qquad
+    R_\text{step} = \frac{\sum a a^\top}{\operatorname{tr} \sum a a^\top},
+
+where B is the number of samples. L and R of a task are the means over its steps, :math:`\bar L` and :math:`\bar R` the
+means over the N tasks. Where a layer's inputs cannot be seen, as in an LSTM, :math:`M M^\top` and :math:`M^\top M` take
+their place; a vector, such as a bias, keeps the diagonal of L alone. The scale κ makes the quadratic equal the loss
+drop along the paths of all tasks, which is the paper's Eq. 7 for a whole tensor:
+
+.. math::
+
+    \kappa = \frac{\sum_t \max(\omega_t, 0)}{\sum_t q_t}, \qquad
+    \omega_t = -\sum_\text{steps} \langle M, \Delta W \rangle \quad (10), \qquad
+    q_t = \tfrac12 \langle L_t D_t R_t, D_t \rangle
+
+with :math:`D_t` the move of task t. Factors are sketches of rank r (:mod:`alasso.importance.kronecker`), so a tensor
+keeps its anchor and some r (m + n) numbers.
+
+The family: Ritter, Botev and Barber, "Online structured Laplace approximations" (NeurIPS 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from alasso._distributed import add_over_ranks_, local
+from alasso._passes import task_gradient
+from alasso.errors import AlassoError
+from alasso.importance.kronecker import (
+    as_matrix,
+    diagonal,
+    form,
+    grown_sketch,
+    has_inputs_as_rows,
+    is_factored,
+    largest,
+    matrix_shape,
+    rank_of,
+    sketch,
+    sketch_of_counts,
+    sketch_of_gradients,
+    sketch_of_inputs,
+    times,
+    with_unit_trace,
+)
+from alasso.methods.base import Setting, Surrogate, check_choice, check_non_negative
+from alasso.regularizer import Regularizer
+
+Scale = Literal["path", "fisher"]
+
+PIECE = 1 << 17  # weights at a time on a CPU
+TINY = 1e-30  # no division by zero
+
+
+class KronState(NamedTuple):
+    """State of one parameter, seen as a matrix. Sketches are [Y | d], forms [B | ρ], of rows and of columns.
+
+    Attributes:
+        anchor: Ŵ.
+        path: ω of the running task.
+        rows: Σ over the task's steps of L.
+        columns: Σ over the task's steps of R.
+        steps: Their number.
+        past_rows: Σ over tasks of L.
+        past_columns: Σ over tasks of R.
+        tasks: Their number N.
+        drop: Σ over tasks of max(ω, 0).
+        rise: Σ over tasks of q.
+        row_form: Form of N κ L̄.
+        column_form: Form of R̄.
+    """
+
+    anchor: Tensor
+    path: Tensor
+    rows: Tensor
+    columns: Tensor
+    steps: Tensor
+    past_rows: Tensor
+    past_columns: Tensor
+    tasks: Tensor
+    drop: Tensor
+    rise: Tensor
+    row_form: Tensor
+    column_form: Tensor
+
+
+class Factors(NamedTuple):
+    """What the calls of a layer tell of its weight: sketches of the factors of its curvature.
+
+    Attributes:
+        rows: For the rows.
+        columns: For the columns.
+        samples: Number of samples in the calls.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    samples: int
+
+
+@dataclass(frozen=True)
+class KronSurrogate(Surrogate[KronState]):
+    """KronALASSO's settings and functions; :class:`KronALASSO` explains the settings."""
+
+    c: float = 1.0
+    rank: int = 32
+    every: int = 4
+    scale: Scale = "path"
+    gamma: float = 1.0
+
+    State: ClassVar[type] = KronState
+    partial: ClassVar[frozenset[str]] = frozenset({"path"})
+    observes_path: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_non_negative(c=self.c, rank=self.rank, every=self.every, gamma=self.gamma)
+        for name, value in (("rank", self.rank), ("every", self.every)):
+            if not isinstance(value, int) or value < 1:
+                raise AlassoError(f"{name} must be a whole number, one or more, not {value}")
+        if self.gamma > 1:
+            raise AlassoError(f"gamma must lie between 0 and 1, not {self.gamma}")
+        check_choice("scale", self.scale, Scale)
+
+    def init(self, theta: Tensor) -> KronState:
+        m, n = matrix_shape(theta)
+        ranks = (min(m, self.rank), min(n, self.rank)) if theta.dim() > 1 else (0, 0)
+        fields = {field: theta.new_zeros(()) for field in KronState._fields}
+        for field in ("rows", "past_rows", "row_form"):
+            fields[field] = theta.new_zeros(m, ranks[0] + 1)
+        for field in ("columns", "past_columns", "column_form"):
+            fields[field] = theta.new_zeros(n, ranks[1] + 1)
+        return KronState(**{**fields, "anchor": theta.clone()})
+
+    # -- the penalty -----------------------------------------------------------------------------------------
+
+    def penalty(self, theta: Tensor, s: KronState) -> Tensor:
+        D = as_matrix(theta - s.anchor)
+        return (0.5 * self.c) * (times(s.row_form, D, s.column_form) * D).sum()
+
+    def penalty_grad(self, theta: Tensor, s: KronState) -> Tensor:
+        D = as_matrix(theta - s.anchor)
+        return self.c * times(s.row_form, D, s.column_form).view_as(theta)
+
+    def importance(self, s: KronState) -> Tensor:
+        return 0.5 * torch.outer(diagonal(s.row_form), diagonal(s.column_form)).view_as(s.anchor)
+
+    def stiffest(self, s: KronState) -> Tensor:
+        return self.c * largest(s.row_form) * largest(s.column_form)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+        """Add c · N κ L̄ D R̄ to the total gradient, and ⟨M, D⟩ to ω, which :meth:`after_step_` takes away at the new D.
+
+        It goes through rows that fit a CPU's cache.
+
+        Args:
+            s: The state, changed in place.
+            g: M, of θ's shape.
+            theta: The weights.
+            total: The gradient that the optimizer will see, changed in place.
+            strength: Factor of the penalty; 0.0 where nothing has a past.
+        """
+        M, W, W_hat, T = as_matrix(g), as_matrix(theta), as_matrix(s.anchor), as_matrix(total)
+        pulls = not isinstance(strength, float) or strength != 0
+        B_rows, rho_rows = s.row_form[:, :-1], s.row_form[:, -1:] * (self.c * strength)
+        B_columns, rho_columns = s.column_form[:, :-1], s.column_form[:, -1]
+        products = W.new_zeros(B_rows.shape[1], W.shape[1])  # B_rowsᵀ D R̄
+        for rows in pieces_of_rows(W):
+            D = W[rows] - W_hat[rows]
+            s.path.add_(torch.dot(M[rows].reshape(-1), D.reshape(-1)))
+            if pulls:
+                Z = D @ B_columns
+                D.mul_(rho_columns).addmm_(Z, B_columns.mT)  # D R̄
+                products.addmm_(B_rows[rows].mT, D)
+                T[rows].add_(D.mul_(rho_rows[rows]))
+        if pulls and len(products):
+            T.addmm_((B_rows * (self.c * strength)).to(T.dtype), products.to(T.dtype))
+
+    def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
+        M, W, W_hat = as_matrix(g), as_matrix(theta), as_matrix(s.anchor)
+        for rows in pieces_of_rows(W):
+            s.path.sub_(torch.dot(M[rows].reshape(-1), (W[rows] - W_hat[rows]).reshape(-1)))
+
+    def add_factors_(self, s: KronState, g: Tensor, samples: int, seen: Factors | None = None) -> None:
+        """Add a step's L and R to the task's.
+
+        Args:
+            s: The state, changed in place.
+            g: M, of θ's shape.
+            samples: B.
+            seen: What the layer's hooks saw. Without it, or if the layer has just grown, the gradient tells the shape.
+        """
+        M = as_matrix(g)
+        size = M.square().sum()
+        if s.anchor.dim() < 2:
+            rows, columns = M.square(), torch.ones_like(s.columns)
+        elif seen is not None and (seen.rows.shape, seen.columns.shape) == (s.rows.shape, s.columns.shape):
+            rows, columns = seen.rows, seen.columns
+        else:
+            rows, columns = sketch(M.mT, rank_of(s.rows)), sketch(M, rank_of(s.columns))
+        s.rows.add_(with_unit_trace(rows) * (samples * size))
+        s.columns.add_(with_unit_trace(columns))
+        s.steps.add_(size > 0)
+
+    # -- the end of a task -----------------------------------------------------------------------------------
+
+    def consolidate(self, s: KronState, theta: Tensor, importance: Tensor | None = None) -> KronState:
+        if not bool(s.steps):  # the task did not train it
+            return KronState(*(t.clone() for t in s._replace(anchor=theta)))
+        L, R = s.rows / s.steps, s.columns / s.steps
+        D = as_matrix(theta - s.anchor)
+        past = {
+            "past_rows": self.gamma * s.past_rows + L,
+            "past_columns": self.gamma * s.past_columns + R,
+            "tasks": self.gamma * s.tasks + 1,
+            "drop": self.gamma * s.drop + s.path.clamp(min=0),
+            "rise": self.gamma * s.rise + 0.5 * (times(form(L), D, form(R)) * D).sum(),
+        }
+        return self.with_past(theta, past)
+
+    def warm_start(self, theta: Tensor, importance: Tensor) -> KronState:
+        """Return the state whose factors are the sums of the importance by rows and by columns, and κ = 1."""
+        omega = as_matrix(2 * importance)
+        rows, columns = omega.sum(1), omega.sum(0)
+        s = self.init(theta)
+        past = {
+            "past_rows": sketch_of_counts(rows, rank_of(s.rows)),
+            "past_columns": sketch_of_counts(columns / columns.sum().clamp(min=TINY), rank_of(s.columns)),
+            "tasks": torch.ones_like(s.tasks),
+        }
+        return self.with_past(theta, past)
+
+    def with_past(self, theta: Tensor, past: dict[str, Tensor]) -> KronState:
+        """Return the state at the end of a task, with the forms that follow from the sums over tasks.
+
+        Args:
+            theta: The weights, which become the anchor.
+            past: The sums by name; zero if left out.
+
+        Returns:
+            The state with the forms of N κ L̄ and R̄.
+        """
+        s = self.init(theta)._replace(**past)
+        kappa = torch.ones_like(s.rise)
+        if self.scale == "path":
+            kappa = torch.where(s.rise > 0, s.drop / torch.where(s.rise > 0, s.rise, 1.0), 1.0)
+        row_form = form(s.past_rows)  # of N L̄
+        row_form[:, :-1] *= kappa.sqrt()
+        row_form[:, -1] *= kappa
+        return s._replace(row_form=row_form, column_form=form(s.past_columns / s.tasks))
+
+    def fits(self, field: str, tensor: Tensor, shape: tuple[int, ...]) -> bool:
+        own = getattr(self.init(torch.empty(shape, device="meta")), field)
+        is_factor = own.dim() == tensor.dim() == 2 and field != "anchor"  # whose rank may be another
+        return tensor.shape == own.shape or (is_factor and len(tensor) == len(own))
+
+    def grown(self, s: KronState, theta: Tensor) -> KronState:
+        m, n = matrix_shape(theta)
+        sizes = {"rows": m, "columns": n}
+        fields = {field: tensor.clone() for field, tensor in s._asdict().items()}
+        for field in ("rows", "columns", "past_rows", "past_columns"):
+            fields[field] = grown_sketch(fields[field], sizes[field.rpartition("_")[2]], self.rank)
+        for field, size in (("row_form", m), ("column_form", n)):
+            fields[field] = nn.functional.pad(fields[field], (0, 0, 0, size - len(fields[field])))
+        anchor = theta.clone()
+        anchor[tuple(slice(0, k) for k in s.anchor.shape)] = s.anchor
+        return KronState(**{**fields, "anchor": anchor})
+
+
+def pieces_of_rows(W: Tensor) -> list[slice]:
+    """Return slices of rows: on a CPU as many at a time as fit its cache, on a GPU all.
+
+    Args:
+        W: A matrix.
+
+    Returns:
+        The slices in their order.
+    """
+    m, n = W.shape
+    step = max(PIECE // max(n, 1), 1) if W.is_cpu else max(m, 1)
+    return [slice(begin, begin + step) for begin in range(0, m, step)]
+
+
+class Tap:
+    """A forward hook on one layer: sketches its inputs, and its output gradients when they come.
+
+    A copy of the layer gets a hook that does nothing: it is another model's.
+
+    Args:
+        regularizer: Whose layer it is; held weakly.
+        name: The name of the layer's weight.
+    """
+
+    def __init__(self, regularizer: KronALASSO | None = None, name: str = "") -> None:
+        self._regularizer = None if regularizer is None else ref(regularizer)
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return Tap, ()
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        regularizer = None if self._regularizer is None else self._regularizer()
+        if regularizer is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if not regularizer.is_sampling:
+            return
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        if not output.requires_grad or not weight.requires_grad:
+            return
+        state: KronState = regularizer.protected.states[self._name]
+        rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.anchor.dtype
+        if is_transposed := has_inputs_as_rows(layer):
+            rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
+        x = next(iter((*args, *kwargs.values())))
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            A = sketch_of_inputs(layer, x.detach(), rank_of_columns, dtype)
+
+        def see(g: Tensor) -> None:
+            with torch.no_grad():
+                G = sketch_of_gradients(layer, g, rank_of_rows, dtype)
+                rows, columns = (A, G) if is_transposed else (G, A)
+                regularizer.see(self._name, Factors(rows, columns, len(x)))
+
+        output.register_hook(see)
+
+
+class KronALASSO(Regularizer):
+    """ALASSO in the shape of each layer's Kronecker-factored curvature: the method to start with.
+
+    It needs no data at the end of a task and no search. :meth:`attach` also puts hooks on the model's linear layers,
+    convolutions and embeddings, which see what these get and what they are told. Attach before you train, and again
+    when the model got new layers.
+
+    Args:
+        model: The model to protect.
+        c: Weight of the past against the present.
+        rank: Directions that each factor keeps, beside a diagonal.
+        every: Look at the factors in every so many steps; the path is followed in all.
+        scale: "path": the surrogate rises by the loss drop along the path of training, whatever the loss's scale.
+            "fisher": the factors' own scale, κ = 1, for a loss that is a mean over the batch; it needs another c.
+        gamma: Share of the past that each new task keeps, from 0 to 1; below 1 for streams without an end.
+        exclude: Shell-style patterns of parameter names to leave alone.
+
+    Raises:
+        AlassoError: A setting is out of its range, or a pattern matches no parameter.
+
+    >>> model = nn.Linear(4, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> reg = KronALASSO(model).attach(optimizer)
+    >>> for _ in range(3):                                      # task 1, in your own loop
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     _ = optimizer.step()
+    >>> reg.consolidate()
+    >>> reg.penalty().item()                                    # zero at the anchor
+    0.0
+    """
+
+    method = "KronALASSO"
+    surrogate: KronSurrogate
+    c = Setting[float]()
+    rank = Setting[int]()
+    every = Setting[int]()
+    scale = Setting[Scale]()
+    gamma = Setting[float]()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        c: float = 1.0,
+        rank: int = 32,
+        *,
+        every: int = 4,
+        scale: Scale = "path",
+        gamma: float = 1.0,
+        exclude: str | Iterable[str] = (),
+    ) -> None:
+        self._taps: list[Any] = []  # handles of hooks
+        self._seen: dict[str, Factors] = {}  # of each layer's calls since the last step
+        self._samples = 1  # in a batch, as far as the layers tell
+        super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude)
+
+    def attach(self, optimizer: Optimizer, compile: bool = False) -> KronALASSO:
+        super().attach(optimizer, compile)
+        self._tap()
+        return self
+
+    def detach(self) -> None:
+        super().detach()
+        self._untap()
+
+    def look(self) -> None:
+        super().look()
+        if self._taps:
+            self._tap()
+
+    def _tap(self) -> None:
+        """Put hooks on all layers whose factors follow from inputs and output gradients."""
+        self._untap()
+        for layer in self.model.modules():
+            if is_factored(layer) and (name := self.protected.name_of(layer.weight)) is not None:  # type: ignore[arg-type]
+                self._taps.append(layer.register_forward_hook(Tap(self, name), with_kwargs=True))
+
+    def _untap(self) -> None:
+        for handle in self._taps:
+            handle.remove()
+        self._taps.clear()
+
+    def see(self, name: str, factors: Factors) -> None:
+        """Take note of what one call of a layer tells of its weight; each layer's hook calls it.
+
+        Args:
+            name: The weight's name.
+            factors: Of the call; its place among others of the same weight is by the trace of its curvature.
+        """
+        rows, columns = factors.rows * factors.columns[:, -1].sum(), factors.columns * factors.rows[:, -1].sum()
+        samples = factors.samples
+        if before := self._seen.get(name):
+            rows, columns, samples = rows + before.rows, columns + before.columns, samples + before.samples
+        self._seen[name] = Factors(rows, columns, samples)
+
+    @property
+    def step_kind(self) -> int:
+        return int(self.is_sampling)
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the step to come is one that the factors are taken from."""
+        return self.steps // max(len(self._attached), 1) % self.every == 0
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Optimizer) -> None:
+        super().before_step(optimizer)
+        if not self.is_sampling:
+            return
+        surrogate: KronSurrogate = self.protected.surrogate  # type: ignore[assignment]
+        self._samples = min((seen.samples for seen in self._seen.values()), default=self._samples)
+        scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and (name := self.protected.name_of(p)) is not None:
+                    state = self.protected.state_of(name, p)
+                    g = task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
+                    surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, self._seen.pop(name, None))
+
+    def state_at_end(self, name: str) -> KronState:
+        state: KronState = super().state_at_end(name)
+        sums = {field: getattr(state, field).clone() for field in ("rows", "columns", "steps")}
+        add_over_ranks_(sums.values())
+        return state._replace(**sums)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy without the hooks; a copy has to be attached again."""
+        return {**super().__getstate__(), "_taps": [], "_seen": {}}
