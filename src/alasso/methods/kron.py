@@ -69,6 +69,7 @@ Scale = Literal["path", "fisher"]
 
 PIECE = 1 << 17  # weights at a time on a CPU
 TINY = 1e-30  # no division by zero
+ALL_AT_FIRST = 100  # steps of a task whose factors are all looked at: a short task has no more
 
 
 class KronState(NamedTuple):
@@ -79,7 +80,7 @@ class KronState(NamedTuple):
         path: ω of the running task.
         rows: Σ over the task's steps of L.
         columns: Σ over the task's steps of R.
-        steps: Their number.
+        steps: How many steps they stand for.
         past_rows: Σ over tasks of L.
         past_columns: Σ over tasks of R.
         tasks: Their number N.
@@ -171,7 +172,8 @@ class KronSurrogate(Surrogate[KronState]):
     def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
         """Add c · N κ L̄ D R̄ to the total gradient, and ⟨M, D⟩ to ω, which :meth:`after_step_` takes away at the new D.
 
-        It goes through rows that fit a CPU's cache.
+        With the forms of both factors that is ρ D ρᵀ, weight by weight, and one thin product U V. It goes through rows
+        that fit a CPU's cache.
 
         Args:
             s: The state, changed in place.
@@ -181,27 +183,30 @@ class KronSurrogate(Surrogate[KronState]):
             strength: Factor of the penalty; 0.0 where nothing has a past.
         """
         M, W, W_hat, T = as_matrix(g), as_matrix(theta), as_matrix(s.anchor), as_matrix(total)
-        pulls = not isinstance(strength, float) or strength != 0
+        if isinstance(strength, float) and strength == 0:
+            for rows in pieces_of_rows(W):
+                s.path.add_(torch.dot(M[rows].reshape(-1), (W[rows] - W_hat[rows]).reshape(-1)))
+            return
         B_rows, rho_rows = s.row_form[:, :-1], s.row_form[:, -1:] * (self.c * strength)
         B_columns, rho_columns = s.column_form[:, :-1], s.column_form[:, -1]
-        products = W.new_zeros(B_rows.shape[1], W.shape[1])  # B_rowsᵀ D R̄
+        D_B, Bt_D = [], W.new_zeros(B_rows.shape[1], W.shape[1])  # D B_columns and B_rowsᵀ D
         for rows in pieces_of_rows(W):
             D = W[rows] - W_hat[rows]
             s.path.add_(torch.dot(M[rows].reshape(-1), D.reshape(-1)))
-            if pulls:
-                Z = D @ B_columns
-                D.mul_(rho_columns).addmm_(Z, B_columns.mT)  # D R̄
-                products.addmm_(B_rows[rows].mT, D)
-                T[rows].add_(D.mul_(rho_rows[rows]))
-        if pulls and len(products):
-            T.addmm_((B_rows * (self.c * strength)).to(T.dtype), products.to(T.dtype))
+            D_B.append(D @ B_columns)
+            Bt_D.addmm_(B_rows[rows].mT, D)
+            T[rows].addcmul_(D.mul_(rho_columns), rho_rows[rows])
+        if theta.dim() > 1:
+            U = torch.cat([torch.cat(D_B).mul_(rho_rows), B_rows * (self.c * strength)], 1)
+            V = torch.cat([B_columns.mT, Bt_D * rho_columns + (Bt_D @ B_columns) @ B_columns.mT])
+            T.addmm_(U.to(T.dtype), V.to(T.dtype))
 
     def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
         M, W, W_hat = as_matrix(g), as_matrix(theta), as_matrix(s.anchor)
         for rows in pieces_of_rows(W):
             s.path.sub_(torch.dot(M[rows].reshape(-1), (W[rows] - W_hat[rows]).reshape(-1)))
 
-    def add_factors_(self, s: KronState, g: Tensor, samples: int, seen: Factors | None = None) -> None:
+    def add_factors_(self, s: KronState, g: Tensor, samples: int, seen: Factors | None = None, weight: int = 1) -> None:
         """Add a step's L and R to the task's.
 
         Args:
@@ -209,6 +214,7 @@ class KronSurrogate(Surrogate[KronState]):
             g: M, of θ's shape.
             samples: B.
             seen: What the layer's hooks saw. Without it, or if the layer has just grown, the gradient tells the shape.
+            weight: For how many steps it stands.
         """
         M = as_matrix(g)
         size = M.square().sum()
@@ -218,9 +224,9 @@ class KronSurrogate(Surrogate[KronState]):
             rows, columns = seen.rows, seen.columns
         else:
             rows, columns = sketch(M.mT, rank_of(s.rows)), sketch(M, rank_of(s.columns))
-        s.rows.add_(with_unit_trace(rows) * (samples * size))
-        s.columns.add_(with_unit_trace(columns))
-        s.steps.add_(size > 0)
+        s.rows.add_(with_unit_trace(rows) * (weight * samples * size))
+        s.columns.add_(with_unit_trace(columns), alpha=weight)
+        s.steps.add_(size > 0, alpha=weight)
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -322,7 +328,7 @@ class Tap:
         regularizer = None if self._regularizer is None else self._regularizer()
         if regularizer is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        if not regularizer.is_sampling:
+        if not regularizer.step_kind:
             return
         weight: Tensor = layer.weight  # type: ignore[assignment]
         if not output.requires_grad or not weight.requires_grad:
@@ -355,7 +361,7 @@ class KronALASSO(Regularizer):
         model: The model to protect.
         c: Weight of the past against the present.
         rank: Directions that each factor keeps, beside a diagonal.
-        every: Look at the factors in every so many steps; the path is followed in all.
+        every: Look at the factors in every so many steps, after the first hundred; the path is followed in all.
         scale: "path": the surrogate rises by the loss drop along the path of training, whatever the loss's scale.
             "fisher": the factors' own scale, κ = 1, for a loss that is a mean over the batch; it needs another c.
         gamma: Share of the past that each new task keeps, from 0 to 1; below 1 for streams without an end.
@@ -441,17 +447,16 @@ class KronALASSO(Regularizer):
 
     @property
     def step_kind(self) -> int:
-        return int(self.is_sampling)
-
-    @property
-    def is_sampling(self) -> bool:
-        """Whether the step to come is one that the factors are taken from."""
-        return self.steps // max(len(self._attached), 1) % self.every == 0
+        """Weight of the step to come in the means over a task's steps; 0 if its factors are not looked at."""
+        step = self.steps // max(len(self._attached), 1)
+        if step < ALL_AT_FIRST:
+            return 1
+        return self.every if step % self.every == 0 else 0
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
         super().before_step(optimizer)
-        if not self.is_sampling:
+        if not (weight := self.step_kind):
             return
         surrogate: KronSurrogate = self.protected.surrogate  # type: ignore[assignment]
         self._samples = min((seen.samples for seen in self._seen.values()), default=self._samples)
@@ -461,7 +466,8 @@ class KronALASSO(Regularizer):
                 if p.grad is not None and (name := self.protected.name_of(p)) is not None:
                     state = self.protected.state_of(name, p)
                     g = task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
-                    surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, self._seen.pop(name, None))
+                    seen = self._seen.pop(name, None)
+                    surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, seen, weight)
 
     def state_at_end(self, name: str) -> KronState:
         state: KronState = super().state_at_end(name)

@@ -17,6 +17,7 @@ from alasso.bench.learners.replay import EpisodicMemory, Mixture, even_mixture, 
 from alasso.bench.registry import METHODS, loaded
 from alasso.bench.streams import Examples, Stream, Task
 from alasso.errors import DivergedError
+from alasso.methods.base import Springs
 from alasso.methods.imm import DropTransfer
 from alasso.regularizer import Regularizer
 
@@ -223,7 +224,7 @@ class Regularized(Learner):
         return optimizer
 
     def new_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Adam:
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not isinstance(self.regularizer.surrogate, Springs):
             return super().new_adam(parameters)
         # Adam, penalty and path integral in one compiled pass over each tensor.
         return alasso.optim.Adam(parameters, self.config.learning_rate, eps=self.config.adam_eps, capturable=True)

@@ -1,0 +1,240 @@
+"""What each choice inside KronALASSO gives: scale, sums over tasks, path, sampling, rank, rest, asymmetry, γ.
+
+    python perf/kron_choices.py permuted-digits --set hidden=400 --tasks 20 [--only c= --jobs 4 --record]
+
+Each choice differs from the defaults in one thing. Runs use seeds that no reported result has, and are measured on
+examples held out of training; the test examples are not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from _measure import arguments, keep, parsed, table
+from torch import Tensor
+
+from alasso.bench.config import RunConfig
+from alasso.bench.training.run import run
+from alasso.importance import kronecker
+from alasso.importance.kronecker import as_matrix, form, times
+from alasso.methods import kron
+from alasso.methods.kron import KronState, KronSurrogate
+
+FIGURES = ("A", "F", "learning_accuracy")
+
+
+# -- choices that are no settings ----------------------------------------------------------------------------
+
+
+class KappaOfEachTask(KronSurrogate):
+    """Each task's factor has that task's own κ, in place of one κ by the sums over tasks."""
+
+    def with_past(self, theta: Tensor, past: dict[str, Tensor]) -> KronState:
+        return super().with_past(theta, {**past, "drop": torch.ones_like(past["drop"]), "rise": past["drop"] * 0 + 1})
+
+    def consolidate(self, s: KronState, theta: Tensor, importance: Tensor | None = None) -> KronState:
+        if bool(s.steps):
+            L, R, D = s.rows / s.steps, s.columns / s.steps, as_matrix(theta - s.anchor)
+            rise = 0.5 * (times(form(L), D, form(R)) * D).sum()
+            s = s._replace(rows=s.rows * torch.where(rise > 0, s.path.clamp(min=0) / rise, 0.0))
+        return super().consolidate(s, theta, importance)
+
+
+class LateFactors(KronSurrogate):
+    """Factors forget the earlier steps of their task: a mean over the last hundred or so that were looked at."""
+
+    def add_factors_(self, s: KronState, *args: Any) -> None:
+        for total in (s.rows, s.columns, s.steps):
+            total.mul_(0.99)
+        super().add_factors_(s, *args)
+
+
+class PathAfter(KronSurrogate):
+    """ω with the gradient after each move, of the next batch, in place of the one before it."""
+
+    places = {}  # weights at the step before, by the address of ω  # noqa: RUF012
+
+    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+        before, path = self.places.get(id(s.anchor)), s.path.clone()
+        super().before_step_(s, g, theta, total, strength)
+        s.path.copy_(path if before is None else path - (g * (theta - before)).sum())
+        self.places[id(s.anchor)] = theta.clone()
+
+    def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
+        pass
+
+
+class Sided(KronSurrogate):
+    """The paper's idea in the eigenbasis: directions are stiffer, by ``a``, on the side that training never saw.
+
+    Coordinates are those of D between the factors' square roots. A task that moved by D came from −D, so a later
+    move with the sign of D goes where its training never was.
+    """
+
+    a, side = 2.0, 1
+    moves = {}  # a form, and the way from the first weights to its anchor, by the form's address  # noqa: RUF012
+
+    def consolidate(self, s: KronState, theta: Tensor, importance: Tensor | None = None) -> KronState:
+        new = super().consolidate(s, theta, importance)
+        if theta.dim() > 1:
+            _, before = self.moves.pop(id(s.row_form), (None, 0))
+            self.moves[id(new.row_form)] = new.row_form, before + as_matrix(theta - s.anchor)
+        return new
+
+    @staticmethod
+    def basis(packed: Tensor) -> Tensor:
+        """The orthonormal basis of B's columns."""
+        U, values, _ = torch.linalg.svd(packed[:, :-1], full_matrices=False)
+        return U * (values > 1e-6 * values.max())
+
+    def penalty_grad(self, theta: Tensor, s: KronState) -> Tensor:
+        grad = super().penalty_grad(theta, s)
+        if id(s.row_form) not in self.moves:
+            return grad
+        U, V = self.basis(s.row_form), self.basis(s.column_form)
+        coordinates = U.mT @ as_matrix(theta - s.anchor) @ V
+        unseen = self.side * coordinates * (U.mT @ self.moves[id(s.row_form)][1] @ V) > 0
+        pull = U.mT @ as_matrix(grad) @ V
+        return grad + (U @ (pull * unseen) @ V.mT).view_as(grad) * (self.a - 1)
+
+    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+        super().before_step_(s, g, theta, total, 0.0)
+        if not isinstance(strength, float) or strength:
+            total.add_(self.penalty_grad(theta, s) * strength)
+
+
+class SidedTheOtherWay(Sided):
+    """The same on the side that training came from, to tell the side from the stiffness."""
+
+    side = -1
+
+
+def stiffer_vectors(factor: float) -> type[KronSurrogate]:
+    """Biases and norms by another factor than matrices."""
+
+    class Vectors(KronSurrogate):
+        def with_past(self, theta: Tensor, past: dict[str, Tensor]) -> KronState:
+            new = super().with_past(theta, past)
+            return new if theta.dim() > 1 else new._replace(row_form=new.row_form * factor)
+
+    return Vectors
+
+
+def rest_of(stays: float, spread: float) -> Callable[[Tensor], Tensor]:
+    """Another share of a factor's rest for where it is, and for all directions alike."""
+
+    def form(packed: Tensor) -> Tensor:
+        made = kronecker.form(packed)
+        B, d = made[:, :-1], packed[:, -1]
+        rest = (d - B.square().sum(1)).clamp(min=0)
+        return torch.cat([B, (stays * rest + spread * rest.mean())[:, None]], 1)
+
+    return form
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What differs from the defaults."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    surrogate: type[KronSurrogate] = KronSurrogate
+    form: Callable[[Tensor], Tensor] = kronecker.form
+
+
+def sided(a: float, kind: type[Sided]) -> type[Sided]:
+    return type(kind.__name__, (kind,), {"a": a})
+
+
+CHOICES = {
+    "defaults": Choice(),
+    **{f"c={c}": Choice({"c": c}) for c in (0.1, 0.3, 0.5, 1.5, 2.0, 3.0, 5.0, 10.0)},
+    **{f"fisher, c={c}": Choice({"c": c, "scale": "fisher"}) for c in (3.0, 10.0, 30.0, 100.0)},
+    **{f"rank={rank}": Choice({"rank": rank}) for rank in (4, 8, 16, 64, 400)},
+    **{f"every={every}": Choice({"every": every}) for every in (1, 16)},
+    "κ of each task": Choice(surrogate=KappaOfEachTask),
+    "late factors": Choice(surrogate=LateFactors),
+    "ω after the move": Choice(surrogate=PathAfter),
+    "ω after the move, c=2": Choice({"c": 2.0}, PathAfter),
+    "rest stays": Choice(form=rest_of(1.0, 0.0)),
+    "rest spread": Choice(form=rest_of(0.0, 1.0)),
+    "rest × 3": Choice(form=rest_of(1.5, 1.5)),
+    "no rest": Choice(form=rest_of(0.0, 0.0)),
+    **{f"a={a} unseen": Choice(surrogate=sided(a, Sided)) for a in (1.5, 2.0, 3.0)},
+    "a=2.0 seen": Choice(surrogate=sided(2.0, SidedTheOtherWay)),
+    "vectors × 0.1": Choice(surrogate=stiffer_vectors(0.1)),
+    "vectors × 10": Choice(surrogate=stiffer_vectors(10.0)),
+    **{f"gamma={gamma}": Choice({"gamma": gamma}) for gamma in (0.8, 0.9, 0.95)},
+}
+
+
+# -- runs ----------------------------------------------------------------------------------------------------
+
+
+def one_run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Trains with a choice, in a process of its own; returns its figures."""
+    torch.set_num_threads(options.threads or 1)
+    choice = CHOICES[name]
+    kron.KronSurrogate, kron.form = choice.surrogate, choice.form  # type: ignore[misc]
+    changes = dict(pair.split("=") for pair in options.set) | dict(choice.settings)
+    config = RunConfig.for_benchmark(
+        options.benchmark,
+        "kron-alasso",
+        tasks=options.tasks,
+        epochs=options.epochs,
+        seed=seed,
+        validation=True,
+        **changes,
+    )
+    found = run(config, data_dir=options.data_dir, device=options.device).metrics
+    return {"choice": name, "seed": seed, **{figure: round(float(found[figure] or 0), 4) for figure in FIGURES}}
+
+
+def main() -> None:
+    parser = arguments(__doc__.partition("\n")[0], rounds=1)
+    parser.add_argument("benchmark", help="a benchmark of alasso list")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of every run")
+    parser.add_argument("--tasks", type=int)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--only", default=".", help="choices whose names match")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[10, 11])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--data-dir", type=Path, default=None)
+    options = parsed(parser)
+    rows = []
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        waiting = [
+            pool.submit(one_run, name, seed, options)
+            for name in CHOICES
+            if re.search(options.only, name)
+            for seed in options.seeds
+        ]
+        for done in as_completed(waiting):
+            if done.exception():
+                print(done.exception(), file=sys.stderr)
+            else:
+                rows.append(done.result())
+                print(rows[-1], file=sys.stderr, flush=True)
+    names = [name for name in CHOICES if any(row["choice"] == name for row in rows)]
+    rows.sort(key=lambda row: (names.index(row["choice"]), row["seed"]))
+    means = {
+        name: [statistics.mean(row[figure] for row in rows if row["choice"] == name) for figure in FIGURES]
+        for name in names
+    }
+    title = f"{options.benchmark}, {options.tasks} tasks, {options.epochs or 'the usual'} epochs, held-out examples"
+    table(title, ["", *FIGURES], [[name, *(f"{value:.3f}" for value in values)] for name, values in means.items()])
+    options.data_dir = None
+    keep("kron_choices", options, {"runs": rows})
+
+
+if __name__ == "__main__":
+    main()
