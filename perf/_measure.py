@@ -10,6 +10,7 @@ import argparse
 import datetime
 import itertools
 import json
+import os
 import platform
 import random
 import statistics
@@ -189,9 +190,10 @@ def _cpus() -> int | None:
 
 
 def _commit() -> str:
-    """The commit, with a + if anything in src differs from it."""
+    """The commit, with a + if anything in src differs from it; ALASSO_COMMIT stands in where there is no history."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=RECORDS.parent, capture_output=True, text=True).stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "../src") else "")
+    here = git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "../src") else "")
+    return os.environ.get("ALASSO_COMMIT", here)

@@ -28,9 +28,10 @@ from alasso.bench.training.run import run
 from alasso.importance import kronecker
 from alasso.importance.kronecker import as_matrix, form, times
 from alasso.methods import kron
-from alasso.methods.kron import KronState, KronSurrogate
+from alasso.methods.kron import KronALASSO, KronState, KronSurrogate
 
 FIGURES = ("A", "F", "learning_accuracy")
+_consolidate = KronALASSO.consolidate
 
 
 # -- choices that are no settings ----------------------------------------------------------------------------
@@ -59,58 +60,74 @@ class LateFactors(KronSurrogate):
         super().add_factors_(s, *args)
 
 
+class EqualSteps(KronSurrogate):
+    """Each step's L has trace one, whatever the size of its gradient."""
+
+    def add_factors_(self, s: KronState, g: Tensor, samples: int, seen: Any = None, weight: int = 1) -> None:
+        size = g.square().sum()
+        rows = s.rows.clone()
+        super().add_factors_(s, g, samples, seen, weight)
+        added = (s.rows - rows) / torch.where(size > 0, samples * size, 1.0)
+        s.rows.copy_(rows + added)
+
+
 class PathAfter(KronSurrogate):
     """ω with the gradient after each move, of the next batch, in place of the one before it."""
 
-    places = {}  # weights at the step before, by the address of ω  # noqa: RUF012
+    places = {}  # an anchor, and the weights at the step before, by the anchor's id  # noqa: RUF012
 
     def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
-        before, path = self.places.get(id(s.anchor)), s.path.clone()
+        _, before = self.places.setdefault(id(s.anchor), (s.anchor, theta.clone()))
+        path = s.path.clone()
         super().before_step_(s, g, theta, total, strength)
-        s.path.copy_(path if before is None else path - (g * (theta - before)).sum())
-        self.places[id(s.anchor)] = theta.clone()
+        s.path.copy_(path - (g * (theta - before)).sum())
+        before.copy_(theta)
 
     def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
         pass
+
+    def consolidate(self, s: KronState, theta: Tensor, importance: Tensor | None = None) -> KronState:
+        self.places.pop(id(s.anchor), None)
+        return super().consolidate(s, theta, importance)
 
 
 class Sided(KronSurrogate):
     """The paper's idea in the eigenbasis: directions are stiffer, by ``a``, on the side that training never saw.
 
-    Coordinates are those of D between the factors' square roots. A task that moved by D came from −D, so a later
-    move with the sign of D goes where its training never was.
+    Coordinates are those of D between the factors' bases. A task that moved by D came from −D, so a later move with
+    the sign of D goes where its training never was.
     """
 
     a, side = 2.0, 1
-    moves = {}  # a form, and the way from the first weights to its anchor, by the form's address  # noqa: RUF012
+    moves = {}  # an anchor, the way there from the first weights, and both bases, by the anchor's id  # noqa: RUF012
 
     def consolidate(self, s: KronState, theta: Tensor, importance: Tensor | None = None) -> KronState:
         new = super().consolidate(s, theta, importance)
         if theta.dim() > 1:
-            _, before = self.moves.pop(id(s.row_form), (None, 0))
-            self.moves[id(new.row_form)] = new.row_form, before + as_matrix(theta - s.anchor)
+            way = as_matrix(theta - s.anchor)
+            if id(s.anchor) in self.moves:
+                way = way + self.moves.pop(id(s.anchor))[1]
+            self.moves[id(new.anchor)] = new.anchor, way, basis(new.row_form), basis(new.column_form)
         return new
-
-    @staticmethod
-    def basis(packed: Tensor) -> Tensor:
-        """The orthonormal basis of B's columns."""
-        U, values, _ = torch.linalg.svd(packed[:, :-1], full_matrices=False)
-        return U * (values > 1e-6 * values.max())
 
     def penalty_grad(self, theta: Tensor, s: KronState) -> Tensor:
         grad = super().penalty_grad(theta, s)
-        if id(s.row_form) not in self.moves:
+        if id(s.anchor) not in self.moves:
             return grad
-        U, V = self.basis(s.row_form), self.basis(s.column_form)
-        coordinates = U.mT @ as_matrix(theta - s.anchor) @ V
-        unseen = self.side * coordinates * (U.mT @ self.moves[id(s.row_form)][1] @ V) > 0
-        pull = U.mT @ as_matrix(grad) @ V
-        return grad + (U @ (pull * unseen) @ V.mT).view_as(grad) * (self.a - 1)
+        _, way, U, V = self.moves[id(s.anchor)]
+        unseen = self.side * (U.mT @ as_matrix(theta - s.anchor) @ V) * (U.mT @ way @ V) > 0
+        return grad + (U @ ((U.mT @ as_matrix(grad) @ V) * unseen) @ V.mT).view_as(grad) * (self.a - 1)
 
     def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
         super().before_step_(s, g, theta, total, 0.0)
         if not isinstance(strength, float) or strength:
             total.add_(self.penalty_grad(theta, s) * strength)
+
+
+def basis(packed: Tensor) -> Tensor:
+    """The orthonormal basis of B's columns."""
+    U, values, _ = torch.linalg.svd(packed[:, :-1], full_matrices=False)
+    return U * (values > 1e-6 * values.max())
 
 
 class SidedTheOtherWay(Sided):
@@ -128,6 +145,20 @@ def stiffer_vectors(factor: float) -> type[KronSurrogate]:
             return new if theta.dim() > 1 else new._replace(row_form=new.row_form * factor)
 
     return Vectors
+
+
+def one_kappa(reg: KronALASSO) -> None:
+    """All tensors share one κ, in place of one each."""
+    states = [s for s in reg.protected.states.values() if s.rise > 0]
+    shared = sum(s.drop for s in states) / sum(s.rise for s in states)
+    for s in states:
+        factor = shared / (s.drop / s.rise)
+        s.row_form[:, :-1] *= torch.where(s.drop > 0, factor, 1.0).sqrt()
+        s.row_form[:, -1] *= torch.where(s.drop > 0, factor, 1.0)
+
+
+def nothing(reg: KronALASSO) -> None:
+    """The default."""
 
 
 def rest_of(stays: float, spread: float) -> Callable[[Tensor], Tensor]:
@@ -149,6 +180,7 @@ class Choice:
     settings: Mapping[str, Any] = field(default_factory=dict)
     surrogate: type[KronSurrogate] = KronSurrogate
     form: Callable[[Tensor], Tensor] = kronecker.form
+    finish: Callable[[KronALASSO], None] = nothing  # after each task's end
 
 
 def sided(a: float, kind: type[Sided]) -> type[Sided]:
@@ -162,6 +194,10 @@ CHOICES = {
     **{f"rank={rank}": Choice({"rank": rank}) for rank in (4, 8, 16, 64, 400)},
     **{f"every={every}": Choice({"every": every}) for every in (1, 16)},
     "κ of each task": Choice(surrogate=KappaOfEachTask),
+    "one κ for all": Choice(finish=one_kappa),
+    "one κ for all, c=0.3": Choice({"c": 0.3}, finish=one_kappa),
+    "one κ for all, c=3": Choice({"c": 3.0}, finish=one_kappa),
+    "equal steps": Choice(surrogate=EqualSteps),
     "late factors": Choice(surrogate=LateFactors),
     "ω after the move": Choice(surrogate=PathAfter),
     "ω after the move, c=2": Choice({"c": 2.0}, PathAfter),
@@ -185,6 +221,12 @@ def one_run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     torch.set_num_threads(options.threads or 1)
     choice = CHOICES[name]
     kron.KronSurrogate, kron.form = choice.surrogate, choice.form  # type: ignore[misc]
+
+    def then_finish(reg: KronALASSO, *args: Any, **kwargs: Any) -> None:
+        _consolidate(reg, *args, **kwargs)
+        choice.finish(reg)
+
+    KronALASSO.consolidate = then_finish  # type: ignore[method-assign]
     changes = dict(pair.split("=") for pair in options.set) | dict(choice.settings)
     config = RunConfig.for_benchmark(
         options.benchmark,
