@@ -48,6 +48,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) -e '.[dev,docs]'
+	$(INSTALL) --no-deps curvlinops-for-pytorch
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -341,7 +341,9 @@ def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype)
     return sketch(rows_of(layer, x), rank)
 
 
-def sketch_of_gradients(layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+def sketch_of_gradients(
+    layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype, tokens: Tensor | None = None
+) -> Tensor:
     """Return the sketch of G = Σ g gᵀ over all samples and positions of a call.
 
     Args:
@@ -349,6 +351,7 @@ def sketch_of_gradients(layer: nn.Module, g: Tensor, rank: int, dtype: torch.dty
         g: The gradient by the layer's output.
         rank: r.
         dtype: The precision to compute in.
+        tokens: An embedding's input: where it is padding, g does not reach the weight.
 
     Returns:
         [Y | d], for the rows of the layer's weight, or its columns if it :func:`has_inputs_as_rows`.
@@ -356,9 +359,30 @@ def sketch_of_gradients(layer: nn.Module, g: Tensor, rank: int, dtype: torch.dty
     g = g.to(dtype)
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):  # the convolution from its output to its input
         g = g if g.dim() == len(layer.kernel_size) + 2 else g[None]
-        widths = [width for width in reversed(layer.padding) for _ in range(2)]
+        widths: list[int] = []  # without the windows that lie in the output's own padding: no input is there
+        padding: tuple[int, ...] = layer.padding  # type: ignore[assignment]  # only plain convolutions take strings
+        for stride, width, extra in zip(layer.stride, padding, layer.output_padding, strict=True):
+            widths = [width, width - extra // stride * stride, *widths]
         return sketch_of_windows(F.pad(g, widths), layer.kernel_size, layer, rank)  # type: ignore[arg-type]
+    if isinstance(layer, nn.Embedding) and layer.padding_idx is not None and tokens is not None:
+        g = g * (tokens != layer.padding_idx)[..., None]
     return sketch(rows_of(layer, g), rank)
+
+
+def samples_in(layer: nn.Module, x: Tensor) -> int:
+    """Return how many samples a call has: the size of the first axis, unless there is just one sample without it.
+
+    Args:
+        layer: One that :func:`is_factored`.
+        x: The layer's input.
+
+    Returns:
+        Their number.
+    """
+    axes = 0 if isinstance(layer, nn.Embedding) else 1
+    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+        axes += len(layer.kernel_size)
+    return 1 if x.dim() == axes else len(x)
 
 
 def rows_of(layer: nn.Module, values: Tensor) -> Tensor:

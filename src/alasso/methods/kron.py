@@ -55,6 +55,7 @@ from alasso.importance.kronecker import (
     largest,
     matrix_shape,
     rank_of,
+    samples_in,
     sketch,
     sketch_of_counts,
     sketch_of_gradients,
@@ -341,11 +342,13 @@ class Tap:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             A = sketch_of_inputs(layer, x.detach(), rank_of_columns, dtype)
 
+        samples, tokens = samples_in(layer, x), x if isinstance(layer, nn.Embedding) else None
+
         def see(g: Tensor) -> None:
             with torch.no_grad():
-                G = sketch_of_gradients(layer, g, rank_of_rows, dtype)
+                G = sketch_of_gradients(layer, g, rank_of_rows, dtype, tokens)
                 rows, columns = (A, G) if is_transposed else (G, A)
-                regularizer.see(self._name, Factors(rows, columns, len(x)))
+                regularizer.see(self._name, Factors(rows, columns, samples))
 
         output.register_hook(see)
 

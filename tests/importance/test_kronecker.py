@@ -1,0 +1,287 @@
+"""Sketches, forms and what layers tell, against dense matrices and loops over samples and positions."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from alasso.importance import kronecker as kr
+
+from kron_reference import gram, recovered, vectors
+
+DOUBLE = torch.float64
+close = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def dense(packed):
+    """B Bᵀ + diag(ρ)."""
+    return packed[:, :-1] @ packed[:, :-1].T + torch.diag(packed[:, -1])
+
+
+def packed_of(M, rank):
+    """[M S | diag M]."""
+    return torch.cat([M @ kr.signs(len(M), rank, M.dtype, M.device), M.diagonal()[:, None]], 1)
+
+
+# -- sketches and forms ----------------------------------------------------------------------------------------
+
+
+def test_signs_are_the_identity_or_random_signs_whose_first_rows_stay():
+    assert torch.equal(kr.signs(4, 4, DOUBLE, torch.device("cpu")), torch.eye(4, dtype=DOUBLE))
+    few, many = (kr.signs(size, 4, DOUBLE, torch.device("cpu")) for size in (5, 50))
+    assert torch.equal(many[:5], few)
+    assert torch.equal(many.abs(), torch.full((50, 4), 0.5, dtype=DOUBLE))
+    assert 0.3 < (many > 0).double().mean() < 0.7
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 9])
+def test_a_sketch_of_vectors(rank):
+    x = random(7, 5)
+    torch.testing.assert_close(kr.sketch(x, rank), packed_of(gram(x), rank), **close)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 9])
+def test_a_sketch_of_counts(rank):
+    counts = torch.tensor([2.0, 0.0, 1.0, 5.0, 3.0], dtype=DOUBLE)
+    torch.testing.assert_close(kr.sketch_of_counts(counts, rank), packed_of(torch.diag(counts), rank), **close)
+
+
+@pytest.mark.parametrize("vectors_seen", [2, 4, 20])
+@pytest.mark.parametrize("rank", [1, 3, 6, 9])
+def test_a_form_is_nystroms_approximation_with_the_rest_on_the_diagonal(rank, vectors_seen):
+    M = gram(random(vectors_seen, 6))
+    torch.testing.assert_close(dense(kr.form(packed_of(M, rank))), recovered(M, rank), **close)
+
+
+@pytest.mark.parametrize("vectors_seen", [2, 6, 20])
+def test_with_a_rank_as_large_as_the_matrix_or_as_its_own_nothing_is_lost(vectors_seen):
+    M = gram(random(vectors_seen, 6))
+    torch.testing.assert_close(dense(kr.form(packed_of(M, 6))), M, **close)
+    if vectors_seen < 4:
+        torch.testing.assert_close(dense(kr.form(packed_of(M, 4))), M, **close)
+
+
+def test_a_form_keeps_the_trace_of_what_it_could_not_resolve():
+    M = gram(random(30, 12))
+    found = dense(kr.form(packed_of(M, 3)))
+    assert float(found.trace()) == pytest.approx(float(M.trace()), rel=1e-9)
+    assert torch.linalg.eigvalsh(found)[0] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_nothing_makes_a_form_of_nothing(rank):
+    assert not kr.form(torch.zeros(5, rank + 1)).any()
+
+
+def test_a_form_of_a_float32_sketch_is_computed_in_float64():
+    packed = packed_of(gram(random(9, 6)), 3).float()
+    assert torch.equal(kr.form(packed), kr.form(packed.double()).float())
+
+
+def forms(ranks):
+    rows, columns = (kr.form(packed_of(gram(random(9, n, seed=n)), r)) for n, r in zip((5, 7), ranks, strict=True))
+    return rows, columns
+
+
+@pytest.mark.parametrize("ranks", [(2, 3), (5, 7), (9, 9)])
+def test_times_diagonal_and_largest(ranks):
+    rows, columns = forms(ranks)
+    D = random(5, 7)
+    torch.testing.assert_close(kr.times(rows, D, columns), dense(rows) @ D @ dense(columns), **close)
+    for packed in (rows, columns):
+        torch.testing.assert_close(kr.diagonal(packed), dense(packed).diagonal(), **close)
+        top = float(torch.linalg.eigvalsh(dense(packed))[-1])
+        assert top * (1 - 1e-9) <= float(kr.largest(packed)) <= top + float(packed[:, -1].max()) + 1e-9
+
+
+def test_forms_without_directions_are_diagonal():
+    rows, columns = random(5, 1).abs(), torch.ones(1, 1, dtype=DOUBLE)
+    D = random(5, 1, seed=1)
+    torch.testing.assert_close(kr.times(rows, D, columns), rows * D, **close)
+    assert kr.largest(rows) == rows.max()
+
+
+@pytest.mark.parametrize("old, new", [(3, 3), (3, 4), (3, 6), (4, 9), (6, 9)])
+def test_a_grown_sketch_is_that_of_vectors_with_zeros_behind(old, new):
+    x, rank = random(7, old), 4
+    grown = kr.grown_sketch(kr.sketch(x, rank), new, rank)
+    torch.testing.assert_close(grown, kr.sketch(F.pad(x, (0, new - old)), rank), **close)
+
+
+def test_a_matrix_is_the_first_axis_by_all_others():
+    shapes = {(): (1, 1), (3,): (3, 1), (3, 4): (3, 4), (3, 4, 2): (3, 8), (0, 4): (0, 0)}
+    for shape, expected in shapes.items():
+        assert tuple(kr.as_matrix(torch.zeros(shape)).shape) == expected
+
+
+@pytest.mark.parametrize("bad", [0.0, float("inf"), float("nan")])
+def test_unit_trace(bad):
+    packed = kr.sketch(random(7, 5), 3)
+    assert float(kr.with_unit_trace(packed)[:, -1].sum()) == pytest.approx(1.0, rel=1e-9)
+    assert not kr.with_unit_trace(packed * bad).any()
+
+
+# -- what layers tell ------------------------------------------------------------------------------------------
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what it says when it is imported
+    from transformers.pytorch_utils import Conv1D
+
+TOKENS = torch.tensor([[1, 2, 2, 0], [4, 0, 0, 3]])
+
+#: A layer, and its input.
+LAYERS = {
+    "linear": (lambda: nn.Linear(4, 3), (5, 4)),
+    "linear, one sample": (lambda: nn.Linear(4, 3), (4,)),
+    "linear, three leading axes": (lambda: nn.Linear(4, 3, bias=False), (2, 3, 2, 4)),
+    "linear of transformers": (lambda: Conv1D(3, 4), (2, 3, 4)),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3), (2, 3, 7)),
+    "conv1d, one sample": (lambda: nn.Conv1d(3, 4, 3, stride=2), (3, 8)),
+    "conv1d, same": (lambda: nn.Conv1d(3, 4, 4, padding="same", dilation=2), (2, 3, 7)),
+    "conv1d, causal by groups": (lambda: nn.Conv1d(4, 4, 3, padding=2, groups=4), (2, 4, 5)),
+    "conv2d": (lambda: nn.Conv2d(2, 3, (3, 2)), (2, 2, 5, 4)),
+    "conv2d, all at once": (lambda: nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), (1, 2), groups=2), (2, 4, 5, 4)),
+    "conv2d, stride that leaves a rest": (lambda: nn.Conv2d(2, 3, 2, stride=3), (2, 2, 7, 6)),
+    "conv2d, reflect": (lambda: nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode="reflect"), (2, 2, 4, 4)),
+    "conv2d, replicate": (lambda: nn.Conv2d(2, 3, 3, padding="same", padding_mode="replicate"), (2, 2, 3, 4)),
+    "conv2d, circular": (lambda: nn.Conv2d(2, 3, 3, padding=(2, 1), padding_mode="circular"), (2, 2, 3, 4)),
+    "conv3d": (lambda: nn.Conv3d(2, 2, (2, 3, 2), stride=(1, 2, 1), padding=(0, 1, 1), groups=2), (2, 2, 3, 4, 2)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(3, 4, 3), (2, 3, 4)),
+    "transposed 1d, one sample": (lambda: nn.ConvTranspose1d(3, 4, 3, stride=2), (3, 4)),
+    "transposed 2d": (
+        lambda: nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), groups=2, dilation=(1, 2)),
+        (2, 4, 3, 2),
+    ),
+    "transposed 2d, padded by more than a stride": (
+        lambda: nn.ConvTranspose2d(2, 3, 3, stride=1, dilation=2, output_padding=1),
+        (2, 2, 3, 2),
+    ),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2, stride=2, padding=1, output_padding=1), (1, 2, 2, 2, 2)),
+    "embedding": (lambda: nn.Embedding(6, 3), TOKENS),
+    "embedding, one token": (lambda: nn.Embedding(6, 3), torch.tensor(2)),
+    "embedding, padding": (lambda: nn.Embedding(6, 3, padding_idx=0), TOKENS),
+}
+every_layer = pytest.mark.parametrize("make, given", LAYERS.values(), ids=LAYERS)
+
+
+def called(make, given):
+    """A layer, its input, and a gradient by its output."""
+    torch.manual_seed(0)
+    layer = make().double()
+    x = given if isinstance(given, torch.Tensor) else random(*given)
+    return layer, x, random(*layer(x).shape, seed=1)
+
+
+@every_layer
+@pytest.mark.parametrize("rank", [3, 1000], ids=["sketched", "whole"])
+def test_factors_are_sums_over_samples_and_positions(make, given, rank):
+    layer, x, g = called(make, given)
+    of_inputs = kr.sketch_of_inputs(layer, x, rank, DOUBLE)
+    of_gradients = kr.sketch_of_gradients(layer, g, rank, DOUBLE, x)
+    found = (of_inputs, of_gradients) if kr.has_inputs_as_rows(layer) else (of_gradients, of_inputs)
+    for sketch, seen, size in zip(found, vectors(layer, x, g), kr.matrix_shape(layer.weight), strict=True):
+        assert seen.shape[1] == size
+        torch.testing.assert_close(sketch, packed_of(gram(seen), rank), **close)
+        if rank > size:
+            torch.testing.assert_close(dense(kr.form(sketch)), gram(seen), **close)
+
+
+ONE_GROUP = {name: case for name, case in LAYERS.items() if getattr(case[0](), "groups", 1) == 1}
+
+
+@pytest.mark.parametrize("make, given", ONE_GROUP.values(), ids=ONE_GROUP)
+def test_the_gradient_is_a_sum_over_the_references_vectors(make, given):
+    """So the reference itself is right."""
+    layer, x, g = called(make, given)
+    rows, columns = vectors(layer, x, g)
+    (expected,) = torch.autograd.grad(layer(x), layer.weight, g)
+    torch.testing.assert_close(rows.T @ columns, kr.as_matrix(expected), **close)
+
+
+@every_layer
+def test_how_many_samples_a_call_has(make, given):
+    layer, x, _ = called(make, given)
+    one = "one" in next(name for name, (other, _) in LAYERS.items() if other is make)
+    assert kr.samples_in(layer, x) == (1 if one else len(x))
+
+
+@every_layer
+def test_inputs_of_another_precision_are_taken_as_they_are(make, given):
+    layer, x, g = called(make, given)
+    low = x.bfloat16() if x.is_floating_point() else x
+    rounded = low.to(DOUBLE) if x.is_floating_point() else x
+    found, expected = kr.sketch_of_inputs(layer, low, 3, DOUBLE), kr.sketch_of_inputs(layer, rounded, 3, DOUBLE)
+    assert found.dtype == DOUBLE and torch.equal(found, expected)
+    found = kr.sketch_of_gradients(layer, g.bfloat16(), 3, torch.float32, x)
+    assert found.dtype == torch.float32
+
+
+class OwnLinear(nn.Linear):
+    """Whose forward may be anything."""
+
+
+def replaced():
+    layer = nn.Linear(2, 2)
+    layer.forward = lambda x: x
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        OwnLinear(2, 2),
+        replaced(),
+        nn.LayerNorm(2),
+        nn.LSTM(2, 2),
+        nn.Embedding(3, 2, sparse=True),
+        nn.Embedding(3, 2, max_norm=1.0),
+        nn.Embedding(3, 2, scale_grad_by_freq=True),
+        nn.MultiheadAttention(4, 2).out_proj,
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_what_may_do_something_else_is_not_factored(layer):
+    assert not kr.is_factored(layer)
+
+
+@every_layer
+def test_known_kinds_are_factored(make, given):
+    assert kr.is_factored(make())
+
+
+# -- another library -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (nn.Linear(4, 3), (5, 4)),
+        (nn.Linear(4, 3), (5, 2, 4)),
+        (nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), (5, 2, 5, 4)),
+    ],
+    ids=["linear", "linear over positions", "conv2d"],
+)
+def test_factors_are_those_of_curvlinops(layer, shape):
+    """Its KFAC of the empirical Fisher, a mean over N samples: N Σ g gᵀ ⊗ Σ a aᵀ / (N · positions)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it says when it is imported
+        curvlinops = pytest.importorskip("curvlinops", reason="make test installs it")
+    layer = layer.double()
+    x, N = random(*shape), shape[0]
+    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(layer(x).numel() // N, 3).double())
+    y = torch.arange(N) % 3
+    options = {"fisher_type": "empirical", "kfac_approx": "expand", "check_deterministic": False}
+    kfac = curvlinops.KFACLinearOperator(model, nn.CrossEntropyLoss(), [layer.weight], [(x, y)], **options)
+
+    z = layer(x)
+    (g,) = torch.autograd.grad(nn.functional.cross_entropy(model[1:](z), y), z)
+    G, A = kr.sketch_of_gradients(layer, g, 1000, DOUBLE), kr.sketch_of_inputs(layer, x, 1000, DOUBLE)
+    positions = g[0].numel() // layer.weight.shape[0]
+    expected = kfac @ torch.eye(layer.weight.numel(), dtype=DOUBLE)
+    torch.testing.assert_close(torch.kron(dense(kr.form(G)), dense(kr.form(A))) / positions, expected, **close)

@@ -1,0 +1,250 @@
+"""KronALASSO by the equations of its docstring: dense matrices in float64, loops over samples and positions.
+
+It shares one thing with `alasso`: the random signs S. What a weight of each layer kind sees is differentiated out of
+the layer's own forward, so no convention about strides, padding or groups is repeated here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from statistics import mode
+
+import torch
+from torch import nn
+
+from alasso.importance.kronecker import signs
+
+DOUBLE = torch.float64
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+# -- what a layer's weight sees --------------------------------------------------------------------------------
+
+
+def vectors(layer, x, g):
+    """Vectors of a call: one a row, first those of the weight's rows, then those of its columns.
+
+    The curvature of the weight is about Σ r rᵀ ⊗ Σ c cᵀ.
+    """
+    x, g = x.detach(), g.detach()
+    if type(layer) is nn.Linear:
+        return g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+    if type(layer).__name__ == "Conv1D":
+        return x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    if type(layer) is nn.Embedding:
+        used = [place for place in itertools.product(*map(range, x.shape)) if x[place] != layer.padding_idx]
+        one_hot = torch.eye(layer.num_embeddings, dtype=g.dtype)
+        return torch.stack([one_hot[x[place]] for place in used]), torch.stack([g[place] for place in used])
+    if x.dim() == len(layer.kernel_size) + 1:
+        x, g = x[None], g[None]
+    if type(layer) in CONVOLUTIONS:
+        return at_positions(g), windows(layer, layer.forward(x))
+    x.requires_grad_()
+    (back,) = torch.autograd.grad(layer.forward(x), x, g, create_graph=True)
+    return at_positions(x.detach()), windows(layer, back)
+
+
+def at_positions(values):
+    """(N, C, …) → all vectors of C channels."""
+    return torch.stack([values[(n, slice(None), *place)] for n, place in samples_and_places(values)])
+
+
+def windows(layer, values):
+    """What the weight of each group of channels is multiplied with, at all positions of (N, C, …)."""
+    found = []
+    for n, place in samples_and_places(values):
+        for channel in range(0, values.shape[1], values.shape[1] // layer.groups):
+            (of_weight,) = torch.autograd.grad(values[(n, channel, *place)], layer.weight, retain_graph=True)
+            found.append(of_weight[channel].flatten())
+    return torch.stack(found)
+
+
+def samples_and_places(values):
+    return [(n, place) for n in range(len(values)) for place in itertools.product(*map(range, values.shape[2:]))]
+
+
+def samples_of(layer, x):
+    """How many samples a call has: the first axis, unless the layer was given a single one."""
+    axes = {nn.Embedding: 0, nn.Linear: 1}.get(type(layer), 1)
+    if type(layer) in CONVOLUTIONS + TRANSPOSED:
+        axes = len(layer.kernel_size) + 1
+    return 1 if x.dim() == axes else len(x)
+
+
+def is_known(module):
+    kinds = {nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED}
+    return type(module) in kinds or type(module).__name__ == "Conv1D"
+
+
+# -- sketches --------------------------------------------------------------------------------------------------
+
+
+def gram(rows):
+    """Σ x xᵀ, a sample at a time."""
+    return sum(torch.outer(x, x) for x in rows)
+
+
+def recovered(M, rank):
+    """What is left of M after it has been sketched: Nyström's approximation and the rest of the diagonal."""
+    found = torch.zeros_like(M)
+    if rank:
+        S = signs(len(M), rank, M.dtype, M.device)
+        Y = M @ S
+        found = Y @ torch.linalg.pinv(S.T @ Y, hermitian=True, rtol=1e-6) @ Y.T
+    rest = (M.diagonal() - found.diagonal()).clamp(min=0)
+    return found + torch.diag(rest / 2 + rest.mean() / 2)
+
+
+# -- the method ------------------------------------------------------------------------------------------------
+
+
+class Dense:
+    """All that is known of one parameter, as a matrix."""
+
+    def __init__(self, p):
+        self.shape = (p.shape[0] if p.dim() else 1, -1)
+        self.is_vector = p.dim() < 2
+        self.anchor = self.matrix(p).clone()
+        m, n = self.anchor.shape
+        self.path = self.steps = self.tasks = self.drop = self.rise = 0.0
+        self.L, self.R, self.past_L, self.past_R = (torch.zeros(k, k, dtype=DOUBLE) for k in (m, n, m, n))
+        self.pull_L, self.pull_R = torch.zeros(m, m, dtype=DOUBLE), torch.zeros(n, n, dtype=DOUBLE)
+
+    def matrix(self, p):
+        return p.detach().reshape(self.shape)
+
+    def grow(self, p):
+        """The old block stays where it is."""
+        new, (m, n) = Dense(p), self.anchor.shape
+        for field in ("path", "steps", "tasks", "drop", "rise"):
+            setattr(new, field, getattr(self, field))
+        for field, (i, j) in {"anchor": (m, n), **dict.fromkeys(("L", "past_L", "pull_L"), (m, m))}.items():
+            getattr(new, field)[:i, :j] = getattr(self, field)
+        for field in ("R", "past_R", "pull_R"):
+            getattr(new, field)[:n, :n] = getattr(self, field)
+        return new
+
+
+class KronReference:
+    """Keeps everything by hand for the parameters of one model, which it watches from now on."""
+
+    def __init__(self, model, c=1.0, rank=32, every=4, scale="path", gamma=1.0, sees=True):
+        self.model, self.c, self.rank, self.every, self.scale, self.gamma = model, c, rank, every, scale, gamma
+        self.calls, self.samples, self.step_number, self.known = [], 1, 0, {}
+        for name, p in self.trained():
+            self.known[name] = Dense(p)
+        for layer in model.modules():
+            if sees and is_known(layer):
+                layer.register_forward_hook(self.watch)
+
+    def trained(self):
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def watch(self, layer, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda g: self.calls.append((layer, args[0], g.clone())))
+
+    def dense(self, name, p):
+        """What is known of a parameter, which may be new or may have grown."""
+        known = self.known.setdefault(name, Dense(p))
+        if known.anchor.numel() < p.numel():
+            known = self.known[name] = known.grow(p)
+        return known
+
+    def of(self, name, p):
+        known = self.dense(name, p)
+        return known, known.matrix(p) - known.anchor
+
+    def penalty(self):
+        total = 0.0
+        for name, p in self.trained():
+            known = self.dense(name, p)
+            D = p.reshape(known.shape) - known.anchor
+            total = total + self.c / 2 * ((known.pull_L @ D @ known.pull_R) * D).sum()
+        return total
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def step(self, optimizer, closure=None):
+        """Gradients of the task's loss are in p.grad (or come from the closure); adds the penalty's and steps."""
+        if closure is not None:
+            closure()
+        trained = [(name, p) for name, p in self.trained() if p.grad is not None]
+        self.add_factors({name: p.grad.detach().clone() for name, p in trained})
+        task = [p.grad.clone() for _, p in trained]
+        before = [p.detach().clone() for _, p in trained]
+        extra = torch.autograd.grad(self.penalty(), [p for _, p in trained])
+        for (_, p), g in zip(trained, extra, strict=True):
+            p.grad = p.grad + g
+        optimizer.step()
+        for (name, p), g, old in zip(trained, task, before, strict=True):
+            self.known[name].path -= float((g * (p.detach() - old)).sum())
+            p.grad = g
+        self.step_number += 1
+
+    def add_factors(self, gradients):
+        """Add a step's L and R."""
+        weight = 1
+        if self.step_number >= 100:
+            weight = self.every if self.step_number % self.every == 0 else 0
+        calls, self.calls = self.calls, []
+        counts = defaultdict(int)
+        for layer, x, _ in calls:
+            counts[layer] += samples_of(layer, x)
+        if not weight:
+            return
+        self.samples = self.number_of_samples(list(counts.values()))
+        for name, M in gradients.items():
+            known = self.dense(name, self.model.get_parameter(name))
+            M = known.matrix(M)
+            rows, columns = self.shape_of(self.model.get_parameter(name), M, calls)
+            if known.is_vector:
+                rows, columns = torch.diag(M.flatten() ** 2), torch.ones(1, 1, dtype=DOUBLE)
+            size = (M**2).sum()
+            known.L += weight * self.samples * size * unit(rows)
+            known.R += weight * unit(columns)
+            known.steps += weight * float(size > 0)
+
+    def number_of_samples(self, counts):
+        return mode(counts) if counts else self.samples
+
+    def shape_of(self, parameter, M, calls):
+        """Of each layer that has this weight, sums over its calls; layers count by the trace of their curvature."""
+        rows = columns = 0.0
+        for layer in {layer: None for layer, *_ in calls if layer.weight is parameter}:
+            found = [vectors(layer, x, g) for other, x, g in calls if other is layer]
+            G, A = (sum(gram(part) for part in parts) for parts in zip(*found, strict=True))
+            rows, columns = rows + G * A.trace(), columns + A * G.trace()
+        if isinstance(rows, float) or (rows.shape[0], columns.shape[0]) != M.shape:
+            return M @ M.T, M.T @ M
+        return rows, columns
+
+    # -- the end of a task -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def consolidate(self):
+        for name, p in self.trained():
+            known, D = self.of(name, p)
+            if known.steps:
+                self.end_task(known, D)
+            known.anchor, known.path, known.steps = known.matrix(p).clone(), 0.0, 0.0
+            known.L, known.R = torch.zeros_like(known.L), torch.zeros_like(known.R)
+        self.step_number = 0
+
+    def end_task(self, known, D):
+        ranks = (0, 0) if known.is_vector else (self.rank, self.rank)
+        L, R = known.L / known.steps, known.R / known.steps
+        q = ((recovered(L, ranks[0]) @ D @ recovered(R, ranks[1])) * D).sum() / 2
+        known.past_L, known.past_R = self.gamma * known.past_L + L, self.gamma * known.past_R + R
+        known.tasks = self.gamma * known.tasks + 1
+        known.drop = self.gamma * known.drop + max(known.path, 0.0)
+        known.rise = self.gamma * known.rise + float(q)
+        kappa = known.drop / known.rise if self.scale == "path" and known.rise > 0 else 1.0
+        known.pull_L = kappa * recovered(known.past_L, ranks[0])  # N κ L̄
+        known.pull_R = recovered(known.past_R / known.tasks, ranks[1])
+
+
+def unit(M):
+    return M / M.trace() if M.trace() > 0 else torch.zeros_like(M)
