@@ -203,9 +203,10 @@ class KronReference:
             if known.is_vector:
                 rows, columns = torch.diag(M.flatten() ** 2), torch.ones(1, 1, dtype=DOUBLE)
             size = (M**2).sum()
-            known.L += weight * self.samples * size * unit(rows)
-            known.R += weight * unit(columns)
-            known.steps += weight * float(size > 0)
+            if size > 0:
+                known.L += weight * self.samples * size * rows / rows.trace()
+                known.R += weight * columns / columns.trace()
+                known.steps += weight
 
     def number_of_samples(self, counts):
         return mode(counts) if counts else self.samples
@@ -244,7 +245,3 @@ class KronReference:
         kappa = known.drop / known.rise if self.scale == "path" and known.rise > 0 else 1.0
         known.pull_L = kappa * recovered(known.past_L, ranks[0])  # N κ L̄
         known.pull_R = recovered(known.past_R / known.tasks, ranks[1])
-
-
-def unit(M):
-    return M / M.trace() if M.trace() > 0 else torch.zeros_like(M)

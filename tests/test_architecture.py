@@ -13,7 +13,7 @@ import measure_code
 LIMITS = {
     "code lines": 12_000,
     "code lines of the core": 4_200,
-    "modules": 85,
+    "modules": 86,
     "lines of a module": 500,
     "imports inside functions": 25,
     "deepest inheritance": 3,

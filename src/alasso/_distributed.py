@@ -124,9 +124,14 @@ def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
     return [int(flag) for flag in largest]
 
 
+def is_distributed() -> bool:
+    """Return whether several ranks take part in this run."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def add_over_ranks_(tensors: Iterable[Tensor]) -> None:
     """Add up in place what each rank saw of the data; do nothing outside a distributed run."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if is_distributed():
         for tensor in tensors:
             dist.all_reduce(tensor)
 

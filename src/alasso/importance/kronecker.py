@@ -161,11 +161,11 @@ def form(packed: Tensor) -> Tensor:
         packed: [Y | d].
 
     Returns:
-        [B | ρ], of the sketch's shape.
+        [B | ρ], of the sketch's shape; ρ is not finite where the sketch is not.
     """
     Y, d = packed[:, :-1].double(), packed[:, -1].double()
     S = signs_like(Y, *Y.shape)
-    core = S.mT @ Y
+    core = torch.nan_to_num(S.mT @ Y)
     values, V = torch.linalg.eigh((core + core.mT) / 2)
     kept = values > SMALLEST * values[-1:].clamp(min=0)
     B = Y @ V * torch.where(kept, values, 1.0).rsqrt() * kept

@@ -35,31 +35,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
-from weakref import ref
+from statistics import mode
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from alasso._distributed import add_over_ranks_, local
+from alasso._distributed import is_sharded, local
 from alasso._passes import task_gradient
 from alasso.errors import AlassoError
+from alasso.importance._taps import Factors, Taps, joined
 from alasso.importance.kronecker import (
     as_matrix,
     diagonal,
     form,
     grown_sketch,
-    has_inputs_as_rows,
-    is_factored,
     largest,
     matrix_shape,
     rank_of,
-    samples_in,
     sketch,
     sketch_of_counts,
-    sketch_of_gradients,
-    sketch_of_inputs,
     times,
     with_unit_trace,
 )
@@ -103,20 +99,6 @@ class KronState(NamedTuple):
     rise: Tensor
     row_form: Tensor
     column_form: Tensor
-
-
-class Factors(NamedTuple):
-    """What the calls of a layer tell of its weight: sketches of the factors of its curvature.
-
-    Attributes:
-        rows: For the rows.
-        columns: For the columns.
-        samples: Number of samples in the calls.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -201,6 +183,8 @@ class KronSurrogate(Surrogate[KronState]):
             U = torch.cat([torch.cat(D_B).mul_(rho_rows), B_rows * (self.c * strength)], 1)
             V = torch.cat([B_columns.mT, Bt_D * rho_columns + (Bt_D @ B_columns) @ B_columns.mT])
             T.addmm_(U.to(T.dtype), V.to(T.dtype))
+        if T.data_ptr() != total.data_ptr():  # its memory lies in another order, as channels_last does
+            total.copy_(T.view_as(total))
 
     def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
         M, W, W_hat = as_matrix(g), as_matrix(theta), as_matrix(s.anchor)
@@ -225,9 +209,11 @@ class KronSurrogate(Surrogate[KronState]):
             rows, columns = seen.rows, seen.columns
         else:
             rows, columns = sketch(M.mT, rank_of(s.rows)), sketch(M, rank_of(s.columns))
-        s.rows.add_(with_unit_trace(rows) * (weight * samples * size))
-        s.columns.add_(with_unit_trace(columns), alpha=weight)
-        s.steps.add_(size > 0, alpha=weight)
+        rows, columns = with_unit_trace(rows), with_unit_trace(columns)
+        counts = weight * (size * rows[:, -1].sum() * columns[:, -1].sum() != 0)  # unless nothing or infinity was told
+        s.rows.add_(rows * (counts * samples * size))
+        s.columns.add_(columns * counts)
+        s.steps.add_(counts)
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -267,10 +253,11 @@ class KronSurrogate(Surrogate[KronState]):
         Returns:
             The state with the forms of N κ L̄ and R̄.
         """
-        s = self.init(theta)._replace(**past)
+        fresh = {"rows": torch.zeros_like(past["past_rows"]), "columns": torch.zeros_like(past["past_columns"])}
+        s = self.init(theta)._replace(**past, **fresh)  # of the rank that the past has
         kappa = torch.ones_like(s.rise)
         if self.scale == "path":
-            kappa = torch.where(s.rise > 0, s.drop / torch.where(s.rise > 0, s.rise, 1.0), 1.0)
+            kappa = torch.where(s.rise == 0, 1.0, s.drop / s.rise)
         row_form = form(s.past_rows)  # of N L̄
         row_form[:, :-1] *= kappa.sqrt()
         row_form[:, -1] *= kappa
@@ -306,51 +293,6 @@ def pieces_of_rows(W: Tensor) -> list[slice]:
     m, n = W.shape
     step = max(PIECE // max(n, 1), 1) if W.is_cpu else max(m, 1)
     return [slice(begin, begin + step) for begin in range(0, m, step)]
-
-
-class Tap:
-    """A forward hook on one layer: sketches its inputs, and its output gradients when they come.
-
-    A copy of the layer gets a hook that does nothing: it is another model's.
-
-    Args:
-        regularizer: Whose layer it is; held weakly.
-        name: The name of the layer's weight.
-    """
-
-    def __init__(self, regularizer: KronALASSO | None = None, name: str = "") -> None:
-        self._regularizer = None if regularizer is None else ref(regularizer)
-        self._name = name
-
-    def __reduce__(self) -> Any:
-        return Tap, ()
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        regularizer = None if self._regularizer is None else self._regularizer()
-        if regularizer is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        if not regularizer.step_kind:
-            return
-        weight: Tensor = layer.weight  # type: ignore[assignment]
-        if not output.requires_grad or not weight.requires_grad:
-            return
-        state: KronState = regularizer.protected.states[self._name]
-        rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.anchor.dtype
-        if is_transposed := has_inputs_as_rows(layer):
-            rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
-        x = next(iter((*args, *kwargs.values())))
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            A = sketch_of_inputs(layer, x.detach(), rank_of_columns, dtype)
-
-        samples, tokens = samples_in(layer, x), x if isinstance(layer, nn.Embedding) else None
-
-        def see(g: Tensor) -> None:
-            with torch.no_grad():
-                G = sketch_of_gradients(layer, g, rank_of_rows, dtype, tokens)
-                rows, columns = (A, G) if is_transposed else (G, A)
-                regularizer.see(self._name, Factors(rows, columns, samples))
-
-        output.register_hook(see)
 
 
 class KronALASSO(Regularizer):
@@ -404,49 +346,23 @@ class KronALASSO(Regularizer):
         gamma: float = 1.0,
         exclude: str | Iterable[str] = (),
     ) -> None:
-        self._taps: list[Any] = []  # handles of hooks
-        self._seen: dict[str, Factors] = {}  # of each layer's calls since the last step
+        self.taps = Taps()
         self._samples = 1  # in a batch, as far as the layers tell
         super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude)
 
     def attach(self, optimizer: Optimizer, compile: bool = False) -> KronALASSO:
         super().attach(optimizer, compile)
-        self._tap()
+        self.taps.put(self)
         return self
 
     def detach(self) -> None:
         super().detach()
-        self._untap()
+        self.taps.remove()
 
     def look(self) -> None:
         super().look()
-        if self._taps:
-            self._tap()
-
-    def _tap(self) -> None:
-        """Put hooks on all layers whose factors follow from inputs and output gradients."""
-        self._untap()
-        for layer in self.model.modules():
-            if is_factored(layer) and (name := self.protected.name_of(layer.weight)) is not None:  # type: ignore[arg-type]
-                self._taps.append(layer.register_forward_hook(Tap(self, name), with_kwargs=True))
-
-    def _untap(self) -> None:
-        for handle in self._taps:
-            handle.remove()
-        self._taps.clear()
-
-    def see(self, name: str, factors: Factors) -> None:
-        """Take note of what one call of a layer tells of its weight; each layer's hook calls it.
-
-        Args:
-            name: The weight's name.
-            factors: Of the call; its place among others of the same weight is by the trace of its curvature.
-        """
-        rows, columns = factors.rows * factors.columns[:, -1].sum(), factors.columns * factors.rows[:, -1].sum()
-        samples = factors.samples
-        if before := self._seen.get(name):
-            rows, columns, samples = rows + before.rows, columns + before.columns, samples + before.samples
-        self._seen[name] = Factors(rows, columns, samples)
+        if self.taps:
+            self.taps.put(self)
 
     @property
     def step_kind(self) -> int:
@@ -462,22 +378,16 @@ class KronALASSO(Regularizer):
         if not (weight := self.step_kind):
             return
         surrogate: KronSurrogate = self.protected.surrogate  # type: ignore[assignment]
-        self._samples = min((seen.samples for seen in self._seen.values()), default=self._samples)
+        held = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        trained = {name: p for p in held if (name := self.protected.name_of(p)) is not None}
+        states = {name: self.protected.state_of(name, p) for name, p in trained.items()}
+        seen = self.taps.take(trained, states)
+        if counts := [one.samples for told in seen.values() for one in told]:
+            self._samples = mode(counts)  # some layers see positions as samples, or are called several times
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and (name := self.protected.name_of(p)) is not None:
-                    state = self.protected.state_of(name, p)
-                    g = task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
-                    seen = self._seen.pop(name, None)
-                    surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, seen, weight)
-
-    def state_at_end(self, name: str) -> KronState:
-        state: KronState = super().state_at_end(name)
-        sums = {field: getattr(state, field).clone() for field in ("rows", "columns", "steps")}
-        add_over_ranks_(sums.values())
-        return state._replace(**sums)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy without the hooks; a copy has to be attached again."""
-        return {**super().__getstate__(), "_taps": [], "_seen": {}}
+        for name, p in trained.items():
+            state, told = states[name], None
+            if seen[name] and not is_sharded(p):  # a shard is a matrix of its own
+                told = joined(seen[name])
+            g = task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
+            surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, told, weight)

@@ -1,0 +1,655 @@
+"""KronALASSO next to its reference, in all kinds of layers and loops."""
+
+import copy
+import io
+import pickle
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from alasso import AlassoError, DivergedError, KronALASSO
+from alasso.importance.kronecker import signs
+
+from helpers import mlp, run, same, step, toy_tasks, weights
+from kron_reference import KronReference
+from side_by_side import train
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what other libraries say when they are imported
+    import peft
+    from transformers.pytorch_utils import Conv1D
+
+DOUBLE = torch.float64
+close = {"rtol": 1e-9, "atol": 1e-14}
+adam = partial(torch.optim.Adam, lr=0.02, eps=1e-4)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def tasks_of(*shape, count=2, batches=4, size=5, tokens=0, classes=3):
+    """Tasks of batches; inputs are numbers, or tokens below ``tokens``."""
+    found = []
+    for task in range(count):
+        inputs = [random(size, *shape, seed=10 * task + i) for i in range(batches)]
+        if tokens:
+            inputs = [(x.abs() * 3).long() % tokens for x in inputs]
+        found.append([(x, (7 * task + 3 * i + torch.arange(size)) % classes) for i, x in enumerate(inputs)])
+    return found
+
+
+# -- side by side ----------------------------------------------------------------------------------------------
+
+
+def both(model, **settings):
+    """A network under the library, its twin under the reference, and what trains both on a task."""
+    reference = KronReference(copy.deepcopy(model), **settings)
+    settings.pop("sees", None)
+    reg = KronALASSO(model, **settings)
+    return reg, reference, trainer_of(reg, reference)
+
+
+def trainer_of(reg, reference):
+    """With new optimizers."""
+    optimizer, its_optimizer = adam(reg.model.parameters()), adam(reference.model.parameters())
+    reg.attach(optimizer)
+
+    def train_both(task, style=""):
+        train(reg.model, optimizer, task, style, optimizer.step)
+        train(reference.model, its_optimizer, task, style, lambda closure: reference.step(its_optimizer, closure))
+
+    return train_both
+
+
+def assert_equal(reg, reference):
+    """Weights, penalty, its gradient, κ and factors."""
+    ours, theirs = dict(reg.model.named_parameters()), dict(reference.model.named_parameters())
+    total, expected = reg.penalty(), reference.penalty()
+    torch.testing.assert_close(total, expected, **close)
+    states = reg.protected.states
+    assert states.keys() == reference.known.keys()
+    for (name, state), known in zip(states.items(), map(reference.known.get, states), strict=True):
+        torch.testing.assert_close(
+            ours[name], theirs[name], rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}"
+        )
+        (pull,) = torch.autograd.grad(expected, theirs[name], retain_graph=True)
+        own = reg.surrogate.penalty_grad(ours[name].detach(), state)
+        found = {
+            "gradient": (own, pull),
+            "path": (state.path, known.path),
+            "drop": (state.drop, known.drop),
+            "rise": (state.rise, known.rise),
+            "tasks": (state.tasks, known.tasks),
+            "steps": (state.steps, known.steps),
+            "anchor": (state.anchor.reshape(known.anchor.shape), known.anchor),
+            "rows": (state.rows, packed(known.L, state.rows)),
+            "columns": (state.columns, packed(known.R, state.columns)),
+            "past rows": (state.past_rows, packed(known.past_L, state.past_rows)),
+            "past columns": (state.past_columns, packed(known.past_R, state.past_columns)),
+            "row form": (dense(state.row_form), known.pull_L),
+            "column form": (dense(state.column_form), known.pull_R),
+        }
+        for what, (one, other) in found.items():
+            other = torch.as_tensor(other, dtype=DOUBLE)
+            scale = max(float(other.abs().max()), 1e-6)
+            torch.testing.assert_close(
+                one / scale, other / scale, rtol=1e-9, atol=1e-9, msg=lambda m, at=(name, what): f"{at}: {m}"
+            )
+
+
+def packed(M, like):
+    """[M S | diag M], with as many columns as another."""
+    rank = like.shape[1] - 1
+    S = signs(len(M), rank, DOUBLE, M.device) if rank else M[:, :0]
+    return torch.cat([M @ S, M.diagonal()[:, None]], 1)
+
+
+def dense(form):
+    return form[:, :-1] @ form[:, :-1].T + torch.diag(form[:, -1])
+
+
+def through(reg, reference, train_both, tasks, style=""):
+    """Compare within tasks, at their ends, and away from the anchor."""
+    for task in tasks:
+        train_both(task, style)
+        assert_equal(reg, reference)
+        reg.consolidate()
+        reference.consolidate()
+        assert_equal(reg, reference)
+    train_both(tasks[0], style)
+    assert_equal(reg, reference)
+    assert float(reference.penalty()) > 0
+
+
+# -- every kind of layer ---------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.cells, self.head = kind(3, 4, batch_first=True, **options), nn.LazyLinear(3)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.norm, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x + self.mix(x, x, x, need_weights=False)[0]).mean(1))
+
+
+class CalledOften(nn.Module):
+    """One layer at several places, where its inputs differ in scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.begin, self.often, self.head = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.begin(x)
+        for factor in (1.0, 0.1, 3.0):
+            x = torch.tanh(self.often(factor * x))
+        return self.head(x)
+
+
+class Tied(nn.Module):
+    """Words go in and come out by the same weight, which has inputs as rows at one end and outputs at the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix, self.out = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.mix(self.words(x))).mean(1))
+
+
+class Positions(nn.Module):
+    """As in transformers, whose position embeddings see one sample, however many there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(6, 4), nn.Embedding(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x) + self.places(torch.arange(3)[None])).mean(1))
+
+
+def lora():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False))
+
+
+def net(layers):
+    return lambda: nn.Sequential(*layers(), nn.Flatten(), nn.LazyLinear(3))
+
+
+#: A network, its inputs' shape, and how many tokens there are if these are tokens.
+NETS = {
+    "linear": (net(lambda: [nn.Linear(4, 5), nn.Tanh()]), (4,), 0),
+    "linear over positions": (net(lambda: [nn.Linear(4, 5, bias=False), nn.Tanh()]), (2, 3, 4), 0),
+    "linear of transformers": (net(lambda: [Conv1D(5, 4), nn.Tanh()]), (2, 4), 0),
+    "conv1d": (net(lambda: [nn.Conv1d(2, 3, 3, padding=1, stride=2), nn.Tanh()]), (2, 5), 0),
+    "conv2d": (
+        net(lambda: [nn.Conv2d(2, 4, (3, 2), padding=1, groups=2, padding_mode="reflect"), nn.Tanh()]),
+        (2, 3, 3),
+        0,
+    ),
+    "conv3d": (net(lambda: [nn.Conv3d(1, 2, 2, dilation=(1, 2, 1)), nn.Tanh()]), (1, 2, 3, 3), 0),
+    "transposed 1d": (net(lambda: [nn.ConvTranspose1d(2, 3, 3, stride=2, output_padding=1), nn.Tanh()]), (2, 3), 0),
+    "transposed 2d": (net(lambda: [nn.ConvTranspose2d(2, 4, 2, groups=2, padding=1), nn.Tanh()]), (2, 3, 3), 0),
+    "transposed 3d": (net(lambda: [nn.ConvTranspose3d(1, 2, 2), nn.Tanh()]), (1, 1, 2, 2), 0),
+    "embedding": (net(lambda: [nn.Embedding(6, 3), nn.Tanh()]), (4,), 6),
+    "embedding with padding": (net(lambda: [nn.Embedding(6, 3, padding_idx=0), nn.Linear(3, 3)]), (4,), 6),
+    "norms": (net(lambda: [nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.GroupNorm(2, 6)]), (4,), 0),
+    "layer norm": (net(lambda: [nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh()]), (2, 4), 0),
+    "LSTM": (lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True), (3, 3), 0),
+    "GRU": (lambda: Recurrent(nn.GRU), (3, 3), 0),
+    "RNN": (lambda: Recurrent(nn.RNN), (3, 3), 0),
+    "attention": (Attention, (3, 4), 0),
+    "called often": (CalledOften, (4,), 0),
+    "tied": (Tied, (3,), 6),
+    "positions": (Positions, (3,), 6),
+    "lora": (lora, (4,), 0),
+}
+
+
+def made(name, **options):
+    """A network that has seen its first batch, and its tasks."""
+    make, shape, tokens = NETS[name]
+    torch.manual_seed(0)
+    tasks = tasks_of(*shape, tokens=tokens, **options)
+    model = make().double()
+    with torch.no_grad():
+        model(tasks[0][0][0])
+    return model, tasks
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_kind_of_layer(name):
+    model, tasks = made(name)
+    through(*both(model), tasks)
+
+
+SETTINGS = {
+    "another c": {"c": 0.3},
+    "two directions": {"rank": 2},
+    "one direction": {"rank": 1},
+    "fisher": {"scale": "fisher", "c": 10.0},
+    "forgets": {"gamma": 0.7, "rank": 3},
+    "forgets all": {"gamma": 0.0},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", ["linear", "conv2d"])
+def test_every_setting(name, settings):
+    model, tasks = made(name, count=3)
+    through(*both(model, **settings), tasks)
+
+
+@pytest.mark.parametrize("every, looked_at", [(1, 106), (3, 100 + 3 * 2), (4, 100 + 4 * 2), (7, 100 + 7)])
+def test_factors_are_looked_at_in_the_first_hundred_steps_and_then_in_every_few(every, looked_at):
+    model, tasks = made("linear", count=1, batches=106)
+    reg, reference, train_both = both(model, every=every)
+    through(reg, reference, train_both, tasks)
+    assert float(reg.protected.states["0.weight"].steps) == looked_at
+
+
+@pytest.mark.parametrize("style", ["accumulation", "clipping", "closure"])
+@pytest.mark.parametrize("name", ["linear", "tied", "LSTM"])
+def test_every_kind_of_step(name, style):
+    model, tasks = made(name)
+    through(*both(model), tasks, style)
+
+
+# -- models that change ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [2, 4, 32])
+@pytest.mark.parametrize("outputs, inputs", [(2, 0), (0, 3), (4, 3)])
+def test_layers_that_grow(outputs, inputs, rank):
+    model, tasks = made("linear", count=3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    reg, reference, train_both = both(model, rank=rank)
+    through(reg, reference, train_both, tasks[:1])
+    reg.consolidate()
+    reference.consolidate()
+    for m in (reg.model, reference.model):
+        grow(m[0], 0, inputs)
+        grow(m[2], inputs, outputs)
+    train_both = trainer_of(reg, reference)
+    assert_equal(reg, reference)
+    through(reg, reference, train_both, tasks[1:])
+
+
+def grow(layer, inputs, outputs):
+    """New inputs and outputs, with small weights that are the same in both networks."""
+    with torch.no_grad():
+        weight, bias = layer.weight, layer.bias
+        layer.weight = nn.Parameter(nn.functional.pad(weight, (0, inputs, 0, outputs), value=0.1))
+        layer.bias = nn.Parameter(nn.functional.pad(bias, (0, outputs)))
+
+
+def test_a_layer_that_thaws_and_one_that_freezes():
+    model, tasks = made("linear", count=3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model[0].requires_grad_(False)
+    reg, reference, train_both = both(model)
+    for task, trains in zip(tasks, [(False, True), (True, True), (True, False)], strict=True):
+        for m in (reg.model, reference.model):
+            m[0].requires_grad_(trains[0])
+            m[2].requires_grad_(trains[1])
+            m.zero_grad()
+        train_both(task)
+        reg.consolidate()
+        reference.consolidate()
+        for m in (reg.model, reference.model):
+            m.requires_grad_(trains[0])
+        if trains[0]:
+            assert_equal(reg, reference)
+
+
+def test_rank_may_change_between_tasks():
+    """Sketches of several ranks cannot be added up: parameters that have one keep theirs."""
+    model, tasks = made("linear")
+    reg, reference, train_both = both(model, rank=3)
+    train_both(tasks[0])
+    reg.consolidate()
+    reference.consolidate()
+    reg.rank = 2
+    through(reg, reference, train_both, tasks)
+
+
+def test_what_is_excluded_is_left_alone():
+    model, tasks = made("linear")
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model, exclude="0.*").attach(optimizer)
+    run(model, optimizer, tasks[0])
+    reg.consolidate()
+    assert not model[0]._forward_hooks
+    assert list(reg.importance()) == ["3.weight", "3.bias"]
+
+
+# -- forwards that are no part of a step, or are made twice ----------------------------------------------------
+
+
+def batch_loss(model, batch):
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def trained(change=None, forward=None, name="linear", tasks=None, make=adam, **settings):
+    """(weights, regularizer) after two tasks. ``forward(model, batch)`` returns a batch's loss."""
+    model, own_tasks = made(name)
+    optimizer = make(model.parameters())
+    reg = KronALASSO(model, **settings).attach(optimizer)
+    if change is not None:
+        change(model)
+    for task in tasks or own_tasks:
+        for batch in task:
+            optimizer.zero_grad()
+            (forward or batch_loss)(model, batch).backward()
+            optimizer.step()
+        reg.consolidate()
+    return weights(model), reg
+
+
+def assert_alike(one, other, rtol=1e-9):
+    for found, expected in zip(one[0], other[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-11)
+    for name, expected in other[1].importance().items():
+        torch.testing.assert_close(one[1].importance()[name], expected, rtol=10 * rtol, atol=1e-14)
+
+
+def looked_at(model, batch):
+    """Evaluation, sampling and the like before each step."""
+    model.eval()
+    with torch.no_grad():
+        model(batch[0][:2])
+    with torch.inference_mode():
+        model(batch[0][:3])
+    model.train()
+    model(batch[0][:2] * 100)  # and its loss is not used
+    return batch_loss(model, batch)
+
+
+def in_two_calls(model, batch):
+    x, y = batch
+    logits = torch.cat([model(x[:2]), model(x[2:])])
+    return cross_entropy(logits, y)
+
+
+def in_checkpoints(model, batch, use_reentrant):
+    x = batch[0]
+    for layer in model:
+        x = checkpoint(layer, x.requires_grad_(x.is_floating_point()), use_reentrant=use_reentrant)
+    return cross_entropy(x, batch[1])
+
+
+FORWARDS = {
+    "looked at": looked_at,
+    "in two calls": in_two_calls,
+    "checkpoints": partial(in_checkpoints, use_reentrant=False),
+    "reentrant checkpoints": partial(in_checkpoints, use_reentrant=True),
+    "input by name": lambda model, batch: cross_entropy(model[1:](model[0](input=batch[0])), batch[1]),
+    "a sum": lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="sum") / len(batch[1]),
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+@pytest.mark.parametrize("name", ["linear", "conv2d"])
+def test_forwards_that_mean_the_same(forward, name):
+    assert_alike(trained(forward=forward, name=name), trained(name=name))
+
+
+def test_an_activation_that_writes_into_the_layers_output():
+    def writing(model):
+        model[1] = nn.ReLU(inplace=True)
+
+    def not_writing(model):
+        model[1] = nn.ReLU()
+
+    assert_alike(trained(writing), trained(not_writing))
+
+
+def test_channels_last():
+    def channels_last(model):
+        model.to(memory_format=torch.channels_last)
+
+    assert_alike(trained(channels_last, name="conv2d", c=10.0), trained(name="conv2d", c=10.0))
+
+
+def test_what_was_seen_goes_with_a_gradient_that_is_dropped():
+    """As of a loss that is only looked at, or of another network's part in a game of two."""
+
+    def looked_at_first(model, batch):
+        (1000 * batch_loss(model, (batch[0] ** 2, batch[1]))).backward()
+        model.zero_grad()
+        return batch_loss(model, batch)
+
+    assert_alike(trained(forward=looked_at_first), trained())
+
+
+def test_a_loss_over_micro_batches():
+    """Accumulated gradients and factors are those of the whole batch."""
+
+    def halves(model, batch):
+        for part in (slice(0, 2), slice(2, 4)):
+            (batch_loss(model, (batch[0][part], batch[1][part])) / 3).backward()
+        return batch_loss(model, (batch[0][4:], batch[1][4:])) / 3
+
+    tasks = [[(torch.cat([x, x[:1]]), torch.cat([y, y[:1]])) for x, y in task] for task in made("conv2d")[1]]
+    assert_alike(trained(forward=halves, name="conv2d", tasks=tasks), trained(name="conv2d", tasks=tasks))
+
+
+def test_the_same_training_for_a_loss_times_64():
+    found = trained(forward=lambda model, batch: 64 * batch_loss(model, batch), make=partial(adam, eps=64e-8))
+    plain = trained(make=partial(adam, eps=1e-8))
+    assert_alike((found[0], plain[1]), plain)
+    for name, expected in plain[1].importance().items():
+        torch.testing.assert_close(found[1].importance()[name], 64 * expected, rtol=1e-8, atol=0)
+
+
+def test_a_compiled_model_is_seen_by_its_gradients():
+    """Hooks do not run within it."""
+    model, tasks = made("linear")
+    reg, reference, train_both = both(model, sees=False)
+    model.compile(backend="eager")
+    through(reg, reference, train_both, tasks)
+
+
+# -- precision -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("infinite", [False, True], ids=["finite", "one step is skipped"])
+def test_a_grad_scaler(fused, infinite):
+    """Which changes nothing, and whose skipped steps leave no mark."""
+    outcomes = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        model = mlp(6, 8, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, fused=fused)
+        reg = KronALASSO(model).attach(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for task in toy_tasks(2):
+            for i, (x, y) in enumerate(task):
+                if infinite and i == 3:
+                    if not scaled:
+                        continue
+                    x = x * float("inf")
+                optimizer.zero_grad()
+                scaler.scale(cross_entropy(model(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update(1024.0)
+            reg.consolidate()
+        outcomes.append((weights(model), reg))
+    for one, other in zip(outcomes[1][0], outcomes[0][0], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for name, omega in outcomes[0][1].importance().items():
+        torch.testing.assert_close(outcomes[1][1].importance()[name], omega, rtol=2e-3, atol=1e-8)
+
+
+def test_autocast_in_bfloat16():
+    def autocast(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(batch[0])
+        return cross_entropy(logits.float(), batch[1])
+
+    _, reg = trained(forward=autocast, change=lambda model: model.float(), tasks=float_tasks())
+    _, plain = trained(change=lambda model: model.float(), tasks=float_tasks())
+    for name, state in reg.protected.states.items():
+        assert {t.dtype for t in state} == {torch.float32}
+        assert 0.9 < float(state.past_rows[:, -1].sum() / plain.protected.states[name].past_rows[:, -1].sum()) < 1.1
+
+
+def float_tasks():
+    return [[(x.float(), y) for x, y in task] for task in made("linear")[1]]
+
+
+def test_weights_in_half_precision_keep_a_state_in_float32():
+    def half(model, batch):
+        return cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
+
+    _, reg = trained(forward=half, change=lambda model: model.bfloat16())
+    assert {t.dtype for state in reg.protected.states.values() for t in state} == {torch.float32}
+    assert all(torch.isfinite(omega).all() for omega in reg.importance().values())
+
+
+# -- saving, copying, leaving ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["conv2d", "tied", "GRU"])
+def test_a_run_saved_within_a_task_goes_on_bit_for_bit(name):
+    def start():
+        model, tasks = made(name, count=3)
+        optimizer = adam(model.parameters())
+        return model, optimizer, KronALASSO(model, rank=3).attach(optimizer), tasks
+
+    model, optimizer, reg, tasks = start()
+    for task in tasks[:2]:
+        run(model, optimizer, task)
+        reg.consolidate()
+    run(model, optimizer, tasks[2][:2])
+    file = io.BytesIO()
+    torch.save([one.state_dict() for one in (model, optimizer, reg)], file)
+    file.seek(0)
+    other, its_optimizer, its_reg, _ = start()
+    for one, saved in zip((other, its_optimizer, its_reg), torch.load(file, weights_only=True), strict=True):
+        one.load_state_dict(saved)
+    for m, o, r in ((model, optimizer, reg), (other, its_optimizer, its_reg)):
+        run(m, o, tasks[2][2:])
+        r.consolidate()
+        run(m, o, tasks[0])
+    assert same(weights(model), weights(other))
+    for name, state in reg.protected.states.items():
+        assert same(state, its_reg.protected.states[name]), name
+
+
+def hooks_of(model):
+    return [hook for module in model.modules() for hook in module._forward_hooks.values()]
+
+
+def test_nothing_is_left_on_the_model_or_the_optimizer_after_detach():
+    model, tasks = made("tied")
+    optimizer = adam(model.parameters())
+    with KronALASSO(model) as reg:
+        reg.attach(optimizer)
+        reg.attach(optimizer)
+        assert len(hooks_of(model)) == 3
+        run(model, optimizer, tasks[0])
+    assert not hooks_of(model) and not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert not reg.is_attached
+
+
+def test_a_forward_from_before_detach_may_end_after_it():
+    model, tasks = made("linear")
+    reg = KronALASSO(model).attach(adam(model.parameters()))
+    loss = batch_loss(model, tasks[0][0])
+    reg.detach()
+    loss.backward()
+    reg.attach(optimizer := adam(model.parameters()))
+    optimizer.step()
+    reg.consolidate()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda all_three: pickle.loads(pickle.dumps(all_three))])
+def test_a_copy_goes_on_as_the_first_one_and_neither_sees_the_other(copied):
+    model, tasks = made("conv2d", count=3)
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model).attach(optimizer)
+    run(model, optimizer, tasks[0])
+    reg.consolidate()
+    run(model, optimizer, tasks[1][:1])
+    other, its_optimizer, its_reg = copied((model, optimizer, reg))
+    batch_loss(other, tasks[2][0]).backward()  # the copy's hooks do nothing until it is attached
+    its_optimizer.zero_grad()
+    its_reg.attach(its_optimizer)
+    for m, o, r in ((model, optimizer, reg), (other, its_optimizer, its_reg)):
+        run(m, o, tasks[1][1:])
+        r.consolidate()
+    assert same(weights(model), weights(other))
+    assert same(reg.importance().values(), its_reg.importance().values())
+
+
+def test_a_copy_of_the_model_alone_is_free():
+    model, tasks = made("linear")
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model).attach(optimizer)
+    run(model, optimizer, tasks[0])
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        batch_loss(other, tasks[0][0]).backward()
+    assert not reg.taps.seen
+
+
+# -- stability and mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_under_far_too_stiff_a_surrogate_stays_finite_and_says_so_once(momentum):
+    model, (first, *others) = made("linear", count=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
+    reg = KronALASSO(model, c=1e6).attach(optimizer)
+    run(model, optimizer, first)
+    reg.consolidate()
+    free, its_optimizer = copy.deepcopy((model, optimizer))
+    begin = weights(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for task in 5 * others:
+            run(model, optimizer, task)
+            run(free, its_optimizer, task)
+    moved, freely = (sum((p - b).square().sum() for p, b in zip(weights(m), begin, strict=True)) for m in (model, free))
+    assert 0 < moved < freely
+    assert len([one for one in said if "SGD would not be stable" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("since", [0, 2])
+def test_training_that_diverged_is_named(since):
+    model, tasks = made("linear")
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model).attach(optimizer)
+    run(model, optimizer, tasks[0])
+    reg.consolidate()
+    kept = copy.deepcopy(reg.state_dict())
+    for i, (x, y) in enumerate(tasks[1]):
+        step(model, optimizer, (x * float("nan") if i >= since else x, y))
+    with pytest.raises(DivergedError, match="NaN"):
+        reg.consolidate()
+    assert reg.tasks == kept["tasks"]
+
+
+@pytest.mark.parametrize("bad", [{"rank": 0}, {"rank": 2.0}, {"every": 0}, {"gamma": 1.1}, {"c": -1.0}, {"scale": "x"}])
+def test_settings_out_of_range_are_refused(bad):
+    with pytest.raises(AlassoError, match=next(iter(bad))):
+        KronALASSO(nn.Linear(2, 2), **bad)
