@@ -15,12 +15,20 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from alasso import ALASSO, EWC, IMM, MAS, SI, OnlineEWC
+from alasso import ALASSO, EWC, IMM, MAS, SI, KronALASSO, OnlineEWC
 
 from helpers import mlp, toy_tasks
 
-METHODS = {"ALASSO": ALASSO, "SI": SI, "EWC": EWC, "OnlineEWC": OnlineEWC, "MAS": MAS, "IMM": IMM}
-SETTINGS = {"ALASSO": {"c": 5.0, "xi": 1e-3}, "SI": {"c": 5.0, "xi": 1e-3}}
+METHODS = {
+    "ALASSO": ALASSO,
+    "SI": SI,
+    "EWC": EWC,
+    "OnlineEWC": OnlineEWC,
+    "MAS": MAS,
+    "IMM": IMM,
+    "KronALASSO": KronALASSO,
+}
+SETTINGS = {"ALASSO": {"c": 5.0, "xi": 1e-3}, "SI": {"c": 5.0, "xi": 1e-3}, "KronALASSO": {"rank": 5}}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MIDDLE = 4  # batches of the second task that come before a save
 
@@ -124,7 +132,30 @@ def fsdp_as_one(model):
     return fully_shard(model)
 
 
-WRAPS = {"plain": plain, "ddp": ddp, "fsdp": fsdp, "fsdp-as-one": fsdp_as_one}
+class Cut(nn.Module):
+    """A linear layer whose weight and bias are cut as FSDP2 does on two ranks, but in one process."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight, self.bias = (nn.ParameterList(p.detach().chunk(2)) for p in (layer.weight, layer.bias))
+
+    def forward(self, x):
+        return nn.functional.linear(x, torch.cat(list(self.weight)), torch.cat(list(self.bias)))
+
+
+def cut(model):
+    return nn.Sequential(*(Cut(layer) if isinstance(layer, nn.Linear) else layer for layer in model))
+
+
+def whole_again(tensors):
+    """Parts of :class:`Cut` as the tensors that they were."""
+    parts = {}
+    for name, tensor in tensors.items():
+        parts.setdefault(name.rpartition(".")[0], []).append(tensor)
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
+
+
+WRAPS = {"plain": plain, "cut": cut, "ddp": ddp, "fsdp": fsdp, "fsdp-as-one": fsdp_as_one}
 
 
 def three_tasks(kind, dtype, wrap, rank=0, ranks=1):
@@ -264,6 +295,15 @@ def details_of_shards(rank):
     if rank == 1:
         saved["parameters"]["0.weight"]["omega"].to_local().fill_(float("nan"))
     assert "omega of 0.weight is not finite" in refusal(lambda: reg.load_state_dict(saved))
+
+    # Factors of whole matrices cannot be cut, and those of shards fit no other number of ranks.
+    plain_model = mlp(6, 12, 7, 4)
+    kron = KronALASSO(plain_model)
+    sharded = fsdp(plain_model)
+    assert "make the regularizer after sharding" in refusal(kron.look)
+    kron = KronALASSO(sharded)
+    assert "0.weight is sharded" in refusal(kron.state_dict)
+    assert "0.weight is sharded" in refusal(lambda: kron.load_state_dict({}))
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reg.attach(optimizer)

@@ -176,6 +176,8 @@ class ProtectedParameters:
         if state.anchor.shape != theta.shape and state.anchor.shape == parameter.shape:
             partial = self.surrogate.partial  # the model was sharded since
             state = type(state)(**{f: from_saved(t, parameter, f in partial) for f, t in state._asdict().items()})
+            if not all(self.surrogate.fits(f, t, tuple(theta.shape)) for f, t in state._asdict().items()):
+                raise AlassoError(f"{name} was sharded, and its state cannot be: make the regularizer after sharding")
         if state.anchor.shape != theta.shape:
             check_growth(name, state.anchor.shape, theta.shape)
             state = self.surrogate.grown(state, theta)

@@ -33,16 +33,16 @@ The family: Ritter, Botev and Barber, "Online structured Laplace approximations"
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mode
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from alasso._distributed import is_sharded, local
+from alasso._distributed import is_distributed, is_sharded, local
 from alasso._passes import task_gradient
 from alasso.errors import AlassoError
 from alasso.importance._taps import Factors, Taps, joined
@@ -300,7 +300,8 @@ class KronALASSO(Regularizer):
 
     It needs no data at the end of a task and no search. :meth:`attach` also puts hooks on the model's linear layers,
     convolutions and embeddings, which see what these get and what they are told. Attach before you train, and again
-    when the model got new layers.
+    when the model got new layers. Hooks do not run in a compiled model, and FSDP2 cuts a weight into matrices of their
+    own: there the gradient alone tells the shape, and a state of shards cannot be saved.
 
     Args:
         model: The model to protect.
@@ -391,3 +392,16 @@ class KronALASSO(Regularizer):
                 told = joined(seen[name])
             g = task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
             surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, told, weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._refuse_shards()
+        return super().state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._refuse_shards()
+        super().load_state_dict(saved)
+
+    def _refuse_shards(self) -> None:
+        """Each rank has factors of its own rows, which another number of ranks cannot take over."""
+        if is_distributed() and (name := next((name for name, p in self.protected if is_sharded(p)), None)):
+            raise AlassoError(f"{name} is sharded, and KronALASSO cannot save or load factors of shards; use DDP")
