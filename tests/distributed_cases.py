@@ -190,7 +190,39 @@ def evaluated_in_between(kind, dtype, wrap, rank=0, ranks=1):
     return outcome(model, reg)
 
 
-SCENARIOS = {"three tasks": three_tasks, "warm start": warm_then_a_task, "evaluated": evaluated_in_between}
+class Experts(nn.Module):
+    """Each half of a batch goes to a layer of its own: on two ranks, each rank calls another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.head = nn.ModuleList([nn.Linear(6, 8), nn.Linear(6, 8)]), nn.Linear(8, 4)
+
+    def forward(self, x):
+        ranks = range(2) if not dist.is_initialized() else [dist.get_rank()]
+        parts = zip(ranks, x.chunk(len(ranks)), strict=True)
+        return self.head(torch.cat([self.experts[rank](part) for rank, part in parts]).relu())
+
+
+def experts(kind, dtype, wrap, rank=0, ranks=1):
+    torch.manual_seed(5)
+    model = Experts().to(DTYPES[dtype])
+    if wrap == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    reg = METHODS[kind](model, **SETTINGS.get(kind, {})).attach(optimizer)
+    for task in toy_tasks(2, dtype=DTYPES[dtype], size=12):
+        train(model, optimizer, task, rank, ranks)
+        reg.consolidate()
+    train(model, optimizer, task, rank, ranks)
+    return outcome(model, reg)
+
+
+SCENARIOS = {
+    "experts": experts,
+    "three tasks": three_tasks,
+    "warm start": warm_then_a_task,
+    "evaluated": evaluated_in_between,
+}
 
 
 def case_equal_to_one_process(rank, folder, cases):

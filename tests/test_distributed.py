@@ -24,6 +24,7 @@ CASES = [
     ]
 ] + [("warm start", "ALASSO", "float32", wrap) for wrap in ("ddp", "fsdp")]
 CASES += [("three tasks", "KronALASSO", dtype, wrap) for wrap in ("ddp", "fsdp") for dtype in ("float32", "float64")]
+CASES += [("experts", "KronALASSO", "float64", "ddp")]
 CASES += [("evaluated", kind, "float32", wrap) for wrap in ("ddp", "fsdp-as-one") for kind in ("ALASSO", "EWC")]
 
 
