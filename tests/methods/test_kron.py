@@ -13,10 +13,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from alasso import AlassoError, DivergedError, KronALASSO
+from alasso.importance import fisher, squared_output_norm
 from alasso.importance.kronecker import signs
 
 from helpers import mlp, run, same, step, toy_tasks, weights
-from kron_reference import KronReference
+from kron_reference import KronReference, recovered
 from side_by_side import train
 
 with warnings.catch_warnings():
@@ -466,6 +467,23 @@ def test_a_compiled_model_is_seen_by_its_gradients():
     reg, reference, train_both = both(model, sees=False)
     model.compile(backend="eager")
     through(reg, reference, train_both, tasks)
+
+
+@pytest.mark.parametrize("importance", ["fisher", "mas"])
+def test_a_warm_start_begins_with_sums_of_the_importance_and_is_no_training(importance):
+    model, tasks = made("linear")
+    reg = KronALASSO(model).attach(adam(model.parameters()))
+    reg.warm_start(tasks[0], importance)
+    assert not reg.taps.seen and hooks_of(model)
+    measure = fisher if importance == "fisher" else squared_output_norm
+    measured = measure(model, tasks[0])
+    for name, state in reg.protected.states.items():
+        omega = 2 * measured[name].reshape(len(measured[name]), -1)
+        rows, columns = torch.diag(omega.sum(1)), torch.diag(omega.sum(0) / omega.sum())
+        rank = 32 if state.anchor.dim() > 1 else 0
+        torch.testing.assert_close(dense(state.row_form), recovered(rows, rank), **close)
+        torch.testing.assert_close(dense(state.column_form), recovered(columns, rank), **close)
+        assert float(reg.importance()[name].sum()) == pytest.approx(float(measured[name].sum()), rel=1e-9)
 
 
 # -- precision -------------------------------------------------------------------------------------------------

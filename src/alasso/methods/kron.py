@@ -365,6 +365,15 @@ class KronALASSO(Regularizer):
         if self.taps:
             self.taps.put(self)
 
+    def warm_start(self, *args: Any, **kwargs: Any) -> None:
+        was_attached = bool(self.taps)
+        self.taps.remove()  # what measures importance is no training, and vmap cannot follow hooks
+        try:
+            super().warm_start(*args, **kwargs)
+        finally:
+            if was_attached:
+                self.taps.put(self)
+
     @property
     def step_kind(self) -> int:
         """Weight of the step to come in the means over a task's steps; 0 if its factors are not looked at."""
