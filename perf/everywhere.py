@@ -1,10 +1,10 @@
 """How much of the first task's forgetting each method prevents, by its defaults, in many small set-ups; with the bars.
 
-    python perf/everywhere.py [--seeds 1 --jobs 2 --only LSTM --methods SI,EWC --record --out FILE.json]
+    python perf/everywhere.py [--seeds 1 --jobs 2 --only LSTM --methods SI,EWC --strengths 1,100 --record --out FILE]
 
 A set-up is a model, an optimizer, a way of training, and two tasks (see _setups.py). The model learns the first, the
-method consolidates, the model learns the second. Beside it, the same plainly. A package that is missing is named and
-its set-ups are left out.
+method consolidates, the model learns the second. Beside it, the same plainly. What reg.summary() said between the tasks
+is compared with what happened. A package that is missing is named and its set-ups are left out.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ METHODS: dict[str, Callable[[nn.Module], alasso.Regularizer]] = {
     "OnlineEWC": lambda model: alasso.OnlineEWC(model),
     "MAS": lambda model: alasso.MAS(model),
 }
+TIMES = " x "  # between a method's name and the factor of its default strength
+VERDICTS = ("too weak to matter", "balanced", "nearly frozen")
+
+
+def regularizer(case: str, model: nn.Module) -> alasso.Regularizer:
+    """Makes a method with its defaults, but for a factor of its strength."""
+    name, _, factor = case.partition(TIMES)
+    reg = METHODS[name](model)
+    strength = "c" if "c" in reg.settings() else "lam"
+    setattr(reg, strength, float(factor or 1) * getattr(reg, strength))
+    return reg
 
 
 # -- one run -------------------------------------------------------------------------------------------------
@@ -58,7 +69,7 @@ def run(setup: SetUp, method: str, seed: int) -> tuple[Row, Step]:
     optimizers = setup.optimizers(model)
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(setup.ema)) if setup.ema else None
     tested = mean or model
-    reg = None if method == PLAIN else METHODS[method](model)
+    reg = None if method == PLAIN else regularizer(method, model)
     if reg is not None and first.y.dim() > 1 and hasattr(reg, "loss"):
         reg.loss = loss_of_each
     attach(reg, optimizers)
@@ -72,6 +83,7 @@ def run(setup: SetUp, method: str, seed: int) -> tuple[Row, Step]:
             reg.consolidate(list(batches), head=first.head)
         except alasso.DivergedError:
             diverged = True
+    verdict = "" if reg is None else reg.summary().verdict
     if setup.fresh:
         optimizers = setup.optimizers(model)
         attach(reg, optimizers)
@@ -84,6 +96,7 @@ def run(setup: SetUp, method: str, seed: int) -> tuple[Row, Step]:
         "before": before,
         "after": accuracy(tested, first),
         "second": accuracy(tested, second),
+        "verdict": verdict,
         "nan": diverged or not all(bool(p.isfinite().all()) for p in model.parameters()),
     }
     begin(model, optimizers)
@@ -195,11 +208,11 @@ def runs(name: str, methods: Sequence[str], seed: int) -> list[Row]:
     ]
 
 
-def all_runs(names: Sequence[str], methods: Sequence[str], seeds: int, jobs: int) -> list[Row]:
+def all_runs(names: Sequence[str], methods: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Row]:
     """Runs the set-ups in processes of one thread each."""
     rows = []
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        futures = {pool.submit(runs, name, methods, seed): name for seed in range(seeds) for name in names}
+        futures = {pool.submit(runs, name, methods, seed): name for seed in seeds for name in names}
         for done, future in enumerate(as_completed(futures), 1):
             if future.exception() is not None:
                 print(f"\nfailed: {futures[future]}", file=sys.stderr)
@@ -274,6 +287,32 @@ def summary(found: Figures, method: str) -> dict[str, float]:
     }
 
 
+def happened(of: Mapping[str, float]) -> str:
+    """Returns the verdict that reg.summary() should have given, from what it could not know."""
+    if of["price"] > 0.1:
+        return "nearly frozen"
+    return "too weak to matter" if of["share"] < 0.25 else "balanced"
+
+
+def confusion(rows: Sequence[Row], found: Figures) -> dict[str, dict[str, int]]:
+    """Counts each run's verdict against what happened to its set-up and method; without set-ups that forget little."""
+    counts = {said: dict.fromkeys(VERDICTS, 0) for said in VERDICTS}
+    for row in rows:
+        methods = found[row["setup"]]
+        if row["method"] != PLAIN and methods[PLAIN]["lost"] >= 0.1:
+            others = counts.setdefault(row["verdict"], dict.fromkeys(VERDICTS, 0))
+            others[happened(methods[row["method"]])] += 1
+    return counts
+
+
+def show_verdicts(counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Prints what reg.summary() said before the second task against what happened in it."""
+    rows = [[said, *(str(count) for count in of.values())] for said, of in counts.items()]
+    table("Verdict of reg.summary(): said (lines), happened (columns)", ["said", *VERDICTS], rows)
+    right, all_of = sum(counts[one][one] for one in VERDICTS), sum(sum(of.values()) for of in counts.values())
+    print(f"right: {right} of {all_of}" + (f", {right / all_of:.3f}" if all_of else ""))
+
+
 def show(found: Figures, summaries: Mapping[str, Mapping[str, float]]) -> None:
     """Prints the tables."""
     accuracies, added = [], []
@@ -331,9 +370,11 @@ def show_bars(of: Mapping[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=1, help="runs of each set-up and method")
+    parser.add_argument("--first-seed", type=int, default=0, help="of these runs")
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--only", default="", metavar="PATTERN", help="regular expression found in a set-up's name")
     parser.add_argument("--methods", default=",".join(METHODS), help="names with commas between them")
+    parser.add_argument("--strengths", default="1", help="factors of the default c or lam, with commas between them")
     parser.add_argument("--record", action="store_true", help="append a line to perf/records.jsonl")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write every run's figures as JSON")
     parser.set_defaults(device="cpu")
@@ -342,6 +383,8 @@ def main() -> None:
     methods = options.methods.split(",")
     if unknown := set(methods) - METHODS.keys():
         parser.error(f"no such method: {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
+    factors = [float(factor) for factor in options.strengths.split(",")]
+    methods = [name if factor == 1 else f"{name}{TIMES}{factor:g}" for name in methods for factor in factors]
     torch.set_num_threads(1)
 
     chosen = [setup for setup in SETUPS if re.search(options.only, setup.name)]
@@ -351,7 +394,8 @@ def main() -> None:
         parser.error(
             f"no set-up can run: {len(chosen)} have a name that matches, {len(missing)} of them lack a package"
         )
-    rows = all_runs(names, methods, options.seeds, options.jobs)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    rows = all_runs(names, methods, seeds, options.jobs)
     if out is not None:
         out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     found = figures(rows)
@@ -359,12 +403,14 @@ def main() -> None:
     show(found, summaries)
     if "KronALASSO" in summaries:
         show_bars(summaries["KronALASSO"])
+    counts = confusion(rows, found)
+    show_verdicts(counts)
     for name, package in missing.items():
         print(f"skipped: {name} (pip install '{package}')")
     for name, of in found.items():
         if of[PLAIN]["lost"] < 0.1:
             print(f"shows little: {name}, where plain training forgets only {of[PLAIN]['lost']:.2f}")
-    keep("everywhere", options, {"skipped": missing, "summary": summaries, "setups": found})
+    keep("everywhere", options, {"skipped": missing, "summary": summaries, "verdicts": counts, "setups": found})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch import Tensor
 from alasso.bench.config import RunConfig
 from alasso.bench.training.run import run
 from alasso.importance import kronecker
-from alasso.importance.kronecker import as_matrix, form, times
+from alasso.importance.kronecker import as_matrix, form, times, with_unit_trace
 from alasso.methods import kron
 from alasso.methods.kron import KronALASSO, KronState, KronSurrogate
 
@@ -41,7 +41,7 @@ class KappaOfEachTask(KronSurrogate):
     """Each task's factor has that task's own κ, in place of one κ by the sums over tasks."""
 
     def with_past(self, theta: Tensor, past: dict[str, Tensor]) -> KronState:
-        return super().with_past(theta, {**past, "drop": torch.ones_like(past["drop"]), "rise": past["drop"] * 0 + 1})
+        return super().with_past(theta, {**past, "above": past["tasks"], "below": past["tasks"]})
 
     def consolidate(self, s: KronState, theta: Tensor, importance: Tensor | None = None) -> KronState:
         if bool(s.steps):
@@ -63,12 +63,19 @@ class LateFactors(KronSurrogate):
 class EqualSteps(KronSurrogate):
     """Each step's L has trace one, whatever the size of its gradient."""
 
-    def add_factors_(self, s: KronState, g: Tensor, samples: int, seen: Any = None, weight: int = 1) -> None:
-        size = g.square().sum()
+    def add_factors_(self, s: KronState, *args: Any) -> None:
         rows = s.rows.clone()
-        super().add_factors_(s, g, samples, seen, weight)
-        added = (s.rows - rows) / torch.where(size > 0, samples * size, 1.0)
-        s.rows.copy_(rows + added)
+        super().add_factors_(s, *args)
+        s.rows.copy_(rows + with_unit_trace(s.rows - rows) * args[-1])
+
+
+class SizeOfTheGradient(KronSurrogate):
+    """L has the size of B‖M‖², in place of that of G ⊗ A."""
+
+    def add_factors_(self, s: KronState, g: Tensor, loss: Any, *args: Any) -> None:
+        rows = s.rows.clone()
+        super().add_factors_(s, g, loss, *args)
+        s.rows.copy_(rows + with_unit_trace(s.rows - rows) * (args[-1] * loss.terms * g.square().sum()))
 
 
 class PathAfter(KronSurrogate):
@@ -149,12 +156,12 @@ def stiffer_vectors(factor: float) -> type[KronSurrogate]:
 
 def one_kappa(reg: KronALASSO) -> None:
     """All tensors share one κ, in place of one each."""
-    states = [s for s in reg.protected.states.values() if s.rise > 0]
-    shared = sum(s.drop for s in states) / sum(s.rise for s in states)
+    states = [s for s in reg.protected.states.values() if s.below > 0]
+    shared = sum(s.above for s in states) / sum(s.below for s in states)
     for s in states:
-        factor = shared / (s.drop / s.rise)
-        s.row_form[:, :-1] *= torch.where(s.drop > 0, factor, 1.0).sqrt()
-        s.row_form[:, -1] *= torch.where(s.drop > 0, factor, 1.0)
+        factor = torch.where(s.above > 0, shared / (s.above / s.below), 1.0)
+        s.row_form[:, :-1] *= factor.sqrt()
+        s.row_form[:, -1] *= factor
 
 
 def nothing(reg: KronALASSO) -> None:
@@ -187,20 +194,19 @@ def sided(a: float, kind: type[Sided]) -> type[Sided]:
     return type(kind.__name__, (kind,), {"a": a})
 
 
+PATH = {"scale": "path"}
 CHOICES = {
     "defaults": Choice(),
-    **{f"c={c}": Choice({"c": c}) for c in (0.1, 0.3, 0.5, 1.5, 2.0, 3.0, 5.0, 10.0)},
-    **{f"fisher, c={c}": Choice({"c": c, "scale": "fisher"}) for c in (3.0, 10.0, 30.0, 100.0)},
+    **{f"c={c}": Choice({"c": c}) for c in (0.125, 0.25, 0.5, 0.75, 1.5, 2.0, 4.0, 8.0)},
+    **{f"path, c={c}": Choice({"c": c, **PATH}) for c in (0.3, 1.0, 3.0, 10.0)},
+    "path, κ of each task": Choice(PATH, KappaOfEachTask),
+    **{f"path, one κ for all, c={c}": Choice({"c": c, **PATH}, finish=one_kappa) for c in (0.3, 1.0, 3.0)},
+    **{f"path, ω after the move, c={c}": Choice({"c": c, **PATH}, PathAfter) for c in (1.0, 2.0)},
     **{f"rank={rank}": Choice({"rank": rank}) for rank in (4, 8, 16, 64, 400)},
     **{f"every={every}": Choice({"every": every}) for every in (1, 16)},
-    "κ of each task": Choice(surrogate=KappaOfEachTask),
-    "one κ for all": Choice(finish=one_kappa),
-    "one κ for all, c=0.3": Choice({"c": 0.3}, finish=one_kappa),
-    "one κ for all, c=3": Choice({"c": 3.0}, finish=one_kappa),
-    "equal steps": Choice(surrogate=EqualSteps),
     "late factors": Choice(surrogate=LateFactors),
-    "ω after the move": Choice(surrogate=PathAfter),
-    "ω after the move, c=2": Choice({"c": 2.0}, PathAfter),
+    "equal steps": Choice(surrogate=EqualSteps),
+    "size of the gradient": Choice(surrogate=SizeOfTheGradient),
     "rest stays": Choice(form=rest_of(1.0, 0.0)),
     "rest spread": Choice(form=rest_of(0.0, 1.0)),
     "rest × 3": Choice(form=rest_of(1.5, 1.5)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,8 +28,14 @@ METHODS = {
     "MAS": MAS,
     "IMM": IMM,
     "KronALASSO": KronALASSO,
+    "KronALASSO, path": partial(KronALASSO, scale="path"),
 }
-SETTINGS = {"ALASSO": {"c": 5.0, "xi": 1e-3}, "SI": {"c": 5.0, "xi": 1e-3}, "KronALASSO": {"rank": 5}}
+SETTINGS = {
+    "ALASSO": {"c": 5.0, "xi": 1e-3},
+    "SI": {"c": 5.0, "xi": 1e-3},
+    "KronALASSO": {"rank": 5},
+    "KronALASSO, path": {"rank": 5},
+}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MIDDLE = 4  # batches of the second task that come before a save
 
@@ -109,6 +116,10 @@ def outcome(model, reg):
         "importance": whole_tensors(reg.importance()),
         "anchor": whole_tensors(reg.anchor()),
         "penalty": reg.penalty().detach(),
+        "summary": {
+            one.name: torch.tensor([one.stiffness, one.moved, one.reach * one.stiffness]).nan_to_num()
+            for one in reg.summary().tensors
+        },
     }
 
 
@@ -153,6 +164,19 @@ def whole_again(tensors):
     for name, tensor in tensors.items():
         parts.setdefault(name.rpartition(".")[0], []).append(tensor)
     return {name: torch.cat(tensors) for name, tensors in parts.items()}
+
+
+def summary_of_wholes(summary, tensors):
+    """What a summary says of parts of :class:`Cut`, of the tensors that they were: a mean, and root mean squares."""
+    parts = {}
+    for name, numbers in summary.items():
+        parts.setdefault(name.rpartition(".")[0], []).append((tensors[name].numel(), numbers))
+    found = {}
+    for name, of_tensor in parts.items():
+        sizes, numbers = (torch.tensor([size for size, _ in of_tensor]), torch.stack([one for _, one in of_tensor]))
+        shares = (sizes / sizes.sum())[:, None]
+        found[name] = torch.cat([(shares * numbers).sum(0)[:1], (shares * numbers.square()).sum(0)[1:].sqrt()])
+    return found
 
 
 WRAPS = {"plain": plain, "cut": cut, "ddp": ddp, "fsdp": fsdp, "fsdp-as-one": fsdp_as_one}
@@ -337,6 +361,7 @@ def details_of_shards(rank):
     assert "0.weight is sharded" in refusal(kron.state_dict)
     assert "0.weight is sharded" in refusal(lambda: kron.load_state_dict({}))
 
+    scale_told_by_shards(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reg.attach(optimizer)
     train(model, optimizer, toy_tasks(2)[1], rank, 2)
@@ -345,6 +370,25 @@ def details_of_shards(rank):
             model[0].weight.to_local()[0, 0] = float("nan")
     assert "importance of 0.weight is NaN" in refusal(reg.consolidate)
     assert reg.tasks == 1
+
+
+def scale_told_by_shards(rank):
+    """The layer nearest to the loss tells as much as that of a whole model, also where gradients are clipped."""
+    units = []
+    for wrap in (fsdp, ddp, plain):
+        model, kron, optimizer = start("KronALASSO", "float64", wrap)
+        x, y = toy_tasks(1, dtype=torch.float64, size=12)[0][0]
+        for half in range(2):  # accumulated
+            part = slice(half * 6, half * 6 + 6)
+            share_of_part = (x[part], y[part]) if wrap is plain else share((x[part], y[part]), rank, 2)
+            (64 * nn.functional.cross_entropy(model(share_of_part[0]), share_of_part[1]) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        units.append([float(state.unit) for state in kron.protected.states.values()])
+        kron.detach()
+    expected = units[-1][0]
+    assert expected > 0
+    assert all(abs(unit / expected - 1) < 1e-5 for of_wrap in units for unit in of_wrap), units
 
 
 def refusal(act):

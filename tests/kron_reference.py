@@ -7,8 +7,6 @@ the layer's own forward, so no convention about strides, padding or groups is re
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from statistics import mode
 
 import torch
 from torch import nn
@@ -65,12 +63,17 @@ def samples_and_places(values):
     return [(n, place) for n in range(len(values)) for place in itertools.product(*map(range, values.shape[2:]))]
 
 
-def samples_of(layer, x):
-    """How many samples a call has: the first axis, unless the layer was given a single one."""
-    axes = {nn.Embedding: 0, nn.Linear: 1}.get(type(layer), 1)
+def gradient(layer, x, g):
+    """By the layer's weight, of a call."""
+    with torch.enable_grad():
+        return torch.autograd.grad(layer.forward(x.detach()), layer.weight, g)[0]
+
+
+def outputs(layer, values):
+    """All vectors of a layer's output, or of the gradient by it."""
     if type(layer) in CONVOLUTIONS + TRANSPOSED:
-        axes = len(layer.kernel_size) + 1
-    return 1 if x.dim() == axes else len(x)
+        return at_positions(values if values.dim() == len(layer.kernel_size) + 2 else values[None])
+    return values.reshape(-1, values.shape[-1])
 
 
 def is_known(module):
@@ -108,7 +111,7 @@ class Dense:
         self.is_vector = p.dim() < 2
         self.anchor = self.matrix(p).clone()
         m, n = self.anchor.shape
-        self.path = self.steps = self.tasks = self.drop = self.rise = 0.0
+        self.path = self.unit = self.steps = self.tasks = self.above = self.below = 0.0
         self.L, self.R, self.past_L, self.past_R = (torch.zeros(k, k, dtype=DOUBLE) for k in (m, n, m, n))
         self.pull_L, self.pull_R = torch.zeros(m, m, dtype=DOUBLE), torch.zeros(n, n, dtype=DOUBLE)
 
@@ -118,7 +121,7 @@ class Dense:
     def grow(self, p):
         """The old block stays where it is."""
         new, (m, n) = Dense(p), self.anchor.shape
-        for field in ("path", "steps", "tasks", "drop", "rise"):
+        for field in ("path", "unit", "steps", "tasks", "above", "below"):
             setattr(new, field, getattr(self, field))
         for field, (i, j) in {"anchor": (m, n), **dict.fromkeys(("L", "past_L", "pull_L"), (m, m))}.items():
             getattr(new, field)[:i, :j] = getattr(self, field)
@@ -130,20 +133,21 @@ class Dense:
 class KronReference:
     """Keeps everything by hand for the parameters of one model, which it watches from now on."""
 
-    def __init__(self, model, c=1.0, rank=32, every=4, scale="path", gamma=1.0, sees=True):
+    def __init__(self, model, c=1.0, rank=32, every=4, scale="fisher", gamma=1.0):
         self.model, self.c, self.rank, self.every, self.scale, self.gamma = model, c, rank, every, scale, gamma
-        self.calls, self.samples, self.step_number, self.known = [], 1, 0, {}
+        self.calls, self.step_number, self.known = [], 0, {}
+        self.factor, self.terms, self.unit = 1.0, 1.0, 0.0  # of the last step that was looked at
         for name, p in self.trained():
             self.known[name] = Dense(p)
         for layer in model.modules():
-            if sees and is_known(layer):
+            if is_known(layer):
                 layer.register_forward_hook(self.watch)
 
     def trained(self):
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def watch(self, layer, args, output):
-        if output.requires_grad:
+        if output.requires_grad and layer.weight.requires_grad:
             output.register_hook(lambda g: self.calls.append((layer, args[0], g.clone())))
 
     def dense(self, name, p):
@@ -180,7 +184,8 @@ class KronReference:
             p.grad = p.grad + g
         optimizer.step()
         for (name, p), g, old in zip(trained, task, before, strict=True):
-            self.known[name].path -= float((g * (p.detach() - old)).sum())
+            if self.scale == "path":
+                self.known[name].path -= float((g * (p.detach() - old)).sum())
             p.grad = g
         self.step_number += 1
 
@@ -190,37 +195,49 @@ class KronReference:
         if self.step_number >= 100:
             weight = self.every if self.step_number % self.every == 0 else 0
         calls, self.calls = self.calls, []
-        counts = defaultdict(int)
-        for layer, x, _ in calls:
-            counts[layer] += samples_of(layer, x)
         if not weight:
             return
-        self.samples = self.number_of_samples(list(counts.values()))
+        if calls:
+            self.look_at_output(calls, gradients)
         for name, M in gradients.items():
             known = self.dense(name, self.model.get_parameter(name))
             M = known.matrix(M)
-            rows, columns = self.shape_of(self.model.get_parameter(name), M, calls)
+            rows, columns = self.factors_of(self.model.get_parameter(name), M, calls)
             if known.is_vector:
                 rows, columns = torch.diag(M.flatten() ** 2), torch.ones(1, 1, dtype=DOUBLE)
-            size = (M**2).sum()
-            if size > 0:
-                known.L += weight * self.samples * size * rows / rows.trace()
+            if M.any():
+                known.L += weight * self.terms * rows
                 known.R += weight * columns / columns.trace()
                 known.steps += weight
+                known.unit = max(known.unit, self.unit)
 
-    def number_of_samples(self, counts):
-        return mode(counts) if counts else self.samples
+    def look_at_output(self, calls, gradients):
+        """The layer that backward came to first tells B, f and u."""
+        output = calls[0][0]
+        T = sum(gradient(layer, x, g) for layer, x, g in calls if layer.weight is output.weight)
+        M = next(M for name, M in gradients.items() if self.model.get_parameter(name) is output.weight)
+        T, M = (one.reshape(len(one), -1) for one in (T, M))
+        S = signs(T.shape[1], self.rank, DOUBLE, T.device)
+        self.factor = float(((M @ S) * (T @ S)).sum() / ((T @ S) ** 2).sum())
+        lengths = [float(one.norm()) for layer, _, g in calls if layer is output for one in outputs(layer, g)]
+        self.terms = len(lengths)
+        self.unit = self.factor * self.terms * (sum(length**2 for length in lengths) / self.terms) ** 0.5
 
-    def shape_of(self, parameter, M, calls):
-        """Of each layer that has this weight, sums over its calls; layers count by the trace of their curvature."""
+    def factors_of(self, parameter, M, calls):
+        """Of each layer that has this weight, sums over its calls: Σ g gᵀ times the mean of ‖a‖², and so by columns."""
         rows = columns = 0.0
         for layer in {layer: None for layer, *_ in calls if layer.weight is parameter}:
-            found = [vectors(layer, x, g) for other, x, g in calls if other is layer]
+            of_layer = [(x, g) for other, x, g in calls if other is layer]
+            found = [vectors(layer, x, g) for x, g in of_layer]
+            count = sum(
+                x.numel() if type(layer) is nn.Embedding else len(c)
+                for (x, _), (_, c) in zip(of_layer, found, strict=True)
+            )
             G, A = (sum(gram(part) for part in parts) for parts in zip(*found, strict=True))
-            rows, columns = rows + G * A.trace(), columns + A * G.trace()
+            rows, columns = rows + G * A.trace() / count, columns + A * G.trace() / count
         if isinstance(rows, float) or (rows.shape[0], columns.shape[0]) != M.shape:
             return M @ M.T, M.T @ M
-        return rows, columns
+        return self.factor**2 * rows, columns
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -231,17 +248,22 @@ class KronReference:
             if known.steps:
                 self.end_task(known, D)
             known.anchor, known.path, known.steps = known.matrix(p).clone(), 0.0, 0.0
+            known.unit = 0.0
             known.L, known.R = torch.zeros_like(known.L), torch.zeros_like(known.R)
         self.step_number = 0
 
     def end_task(self, known, D):
         ranks = (0, 0) if known.is_vector else (self.rank, self.rank)
         L, R = known.L / known.steps, known.R / known.steps
-        q = ((recovered(L, ranks[0]) @ D @ recovered(R, ranks[1])) * D).sum() / 2
+        above, below = 20.0, known.unit
+        if self.scale == "path":
+            above, below = (
+                max(known.path, 0.0),
+                float(((recovered(L, ranks[0]) @ D @ recovered(R, ranks[1])) * D).sum() / 2),
+            )
         known.past_L, known.past_R = self.gamma * known.past_L + L, self.gamma * known.past_R + R
         known.tasks = self.gamma * known.tasks + 1
-        known.drop = self.gamma * known.drop + max(known.path, 0.0)
-        known.rise = self.gamma * known.rise + float(q)
-        kappa = known.drop / known.rise if self.scale == "path" and known.rise > 0 else 1.0
+        known.above, known.below = self.gamma * known.above + above, self.gamma * known.below + below
+        kappa = known.above / known.below if known.below > 0 else 1.0
         known.pull_L = kappa * recovered(known.past_L, ranks[0])  # N κ L̄
         known.pull_R = recovered(known.past_R / known.tasks, ranks[1])

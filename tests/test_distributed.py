@@ -23,8 +23,9 @@ CASES = [
         ("IMM", "float64"),
     ]
 ] + [("warm start", "ALASSO", "float32", wrap) for wrap in ("ddp", "fsdp")]
-CASES += [("three tasks", "KronALASSO", dtype, wrap) for wrap in ("ddp", "fsdp") for dtype in ("float32", "float64")]
-CASES += [("experts", "KronALASSO", "float64", "ddp")]
+KRON = [("KronALASSO", "ddp"), ("KronALASSO, path", "ddp"), ("KronALASSO, path", "fsdp")]
+CASES += [("three tasks", kind, dtype, wrap) for kind, wrap in KRON for dtype in ("float32", "float64")]
+CASES += [("experts", kind, "float64", "ddp") for kind in ("KronALASSO", "KronALASSO, path")]
 CASES += [("evaluated", kind, "float32", wrap) for wrap in ("ddp", "fsdp-as-one") for kind in ("ALASSO", "EWC")]
 
 
@@ -51,12 +52,14 @@ def on_two_ranks(tmp_path_factory):
 def test_two_ranks_equal_one_process(case, on_two_ranks, capsys):
     scenario, kind, dtype, wrap = case
     found = torch.load(on_two_ranks / f"{CASES.index(case)}.pt", weights_only=True)
-    is_cut = (kind, wrap) == ("KronALASSO", "fsdp")  # into matrices of their own
+    is_cut = (kind, wrap) == ("KronALASSO, path", "fsdp")  # into matrices of their own
     expected = cases.SCENARIOS[scenario](kind, dtype, "cut" if is_cut else "plain")
     if is_cut:
+        expected["summary"] = cases.summary_of_wholes(expected["summary"], expected["importance"])
         expected |= {field: cases.whole_again(expected[field]) for field in ("weights", "importance", "anchor")}
     differences = {
-        field: relative_difference(found[field], expected[field]) for field in ("weights", "importance", "anchor")
+        field: relative_difference(found[field], expected[field])
+        for field in ("weights", "importance", "anchor", "summary")
     }
     with capsys.disabled():
         print(f"\n{' '.join(case):40} Ω {differences['importance']:.1e}, weights {differences['weights']:.1e}", end="")
@@ -71,7 +74,7 @@ def test_a_state_saved_by_two_ranks_goes_on_with_another_number(ranks, on_two_ra
     for kind in KINDS:
         expected = cases.three_tasks(kind, "float64", "plain")
         found = torch.load(on_two_ranks / f"{kind}_{ranks}.pt", weights_only=True)
-        for field in ("weights", "importance", "anchor"):
+        for field in ("weights", "importance", "anchor", "summary"):
             assert relative_difference(found[field], expected[field]) <= 1e-12, (kind, field)
         assert float(found["penalty"]) == pytest.approx(float(expected["penalty"]), rel=1e-10)
 

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from alasso import EWC, SI
 
 PERF = Path(__file__).parents[1] / "perf"
 
@@ -29,12 +32,14 @@ def test_one_set_up_with_one_method(tmp_path):
     assert plain["after"] < ewc["after"] < plain["before"]
     assert plain["added"] == 0 < plain["milliseconds"]
     assert not ewc["nan"]
+    assert (plain["verdict"], ewc["verdict"]) == ("", "balanced")
     assert "graph network, Adam" in done.stdout
 
 
-def a_run(method, before, after, second, nan=False):
+def a_run(method, before, after, second, nan=False, verdict=""):
+    accuracies = {"before": before, "after": after, "second": second, "nan": nan}
     times = {"milliseconds": 1.0, "added": 0.0, "ratio": 1.0}
-    return {"setup": "one", "method": method, "before": before, "after": after, "second": second, "nan": nan, **times}
+    return {"setup": "one", "method": method, "verdict": verdict, **accuracies, **times}
 
 
 def test_figures_against_plain_training(everywhere):
@@ -56,6 +61,30 @@ def test_figures_against_plain_training(everywhere):
     assert everywhere["summary"](found, "bad")["nan"] == 1
     assert everywhere["summary"](found, "good")["half"] == 1
     assert everywhere["summary"](found, "bad")["half"] == 0
+
+
+def test_verdicts_against_what_happened(everywhere, capsys):
+    rows = [
+        a_run("plain", 1.0, 0.4, 0.9),
+        a_run("right", 1.0, 0.8, 0.85, verdict="balanced"),
+        a_run("frozen", 1.0, 1.0, 0.7, verdict="balanced"),
+        a_run("nothing", 1.0, 0.5, 0.9, verdict="too weak to matter"),
+        a_run("unsaid", 1.0, 0.5, 0.9, verdict="unknown"),
+    ]
+    counts = everywhere["confusion"](rows, everywhere["figures"](rows))
+    assert counts["balanced"] == {"too weak to matter": 0, "balanced": 1, "nearly frozen": 1}
+    assert counts["too weak to matter"] == {"too weak to matter": 1, "balanced": 0, "nearly frozen": 0}
+    assert counts["unknown"]["too weak to matter"] == 1
+    everywhere["show_verdicts"](counts)
+    assert "right: 2 of 4, 0.500" in capsys.readouterr().out
+
+
+def test_a_case_has_a_factor_of_its_strength(everywhere):
+    make = everywhere["regularizer"]
+    model = torch.nn.Linear(2, 2)
+    assert make("SI", model).c == SI(model).c
+    assert make("SI x 100", model).c == pytest.approx(100 * SI(model).c)
+    assert make("EWC x 0.01", model).lam == pytest.approx(0.01 * EWC(model).lam)
 
 
 def test_bars_are_met_or_missed(everywhere, capsys):

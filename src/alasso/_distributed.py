@@ -115,7 +115,7 @@ def total_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 def agreed(flags: Sequence[int], parameters: Iterable[Tensor]) -> list[int]:
     """Return each flag's maximum over all ranks if a parameter is sharded, so that all ranks decide alike."""
-    sharded = next((p for p in parameters if is_sharded(p)), None)
+    sharded = next(filter(is_sharded, parameters), None)
     if sharded is None:
         return list(flags)
     largest = torch.tensor(flags, device=local(sharded).device)

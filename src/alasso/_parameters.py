@@ -8,6 +8,7 @@ them is brought up to date by :meth:`ProtectedParameters.look`, and a parameter'
 from __future__ import annotations
 
 import fnmatch
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -237,12 +238,17 @@ def check_growth(name: str, old: torch.Size, new: torch.Size) -> None:
         )
 
 
-def check_importance(importance: Iterable[tuple[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
+def check_importance(
+    importance: Iterable[tuple[str, Tensor]],
+    parameters: Mapping[str, Tensor],
+    moves: Mapping[str, Tensor] = types.MappingProxyType({}),
+) -> None:
     """Refuse importance that is not finite, or zero everywhere, on all ranks alike.
 
     Args:
         importance: By the parameters' names.
         parameters: The parameters themselves, which tell the ranks.
+        moves: How far the task has moved them: weights that are not finite have no importance.
 
     Raises:
         AlassoError: It is zero everywhere.
@@ -252,7 +258,8 @@ def check_importance(importance: Iterable[tuple[str, Tensor]], parameters: Mappi
     for name, omega in importance:
         names.append(name)
         flags[0] |= int(bool(omega.any()))
-        flags.append(int(not bool(torch.isfinite(omega).all())))
+        is_finite = torch.isfinite(omega).all() and torch.isfinite(moves.get(name, omega.new_zeros(())))
+        flags.append(int(not is_finite))
     # A rank sees only its own shards, but either all ranks continue or none does.
     any_importance, *odd = agreed(flags, parameters.values())
     for name, is_odd in zip(names, odd, strict=True):

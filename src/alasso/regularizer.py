@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -17,6 +16,7 @@ from alasso._distributed import as_sharded, local, total_of
 from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, from_saved, to_save
 from alasso._step_hooks import StepHooks, base_optimizer
+from alasso._summary import Notes, Summary, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
 from alasso.importance._objectives import Loss
 from alasso.methods.base import Surrogate, check_choice, check_non_negative
@@ -46,6 +46,7 @@ class Regularizer:
         tasks: Number of tasks consolidated so far.
         steps: Number of optimizer steps observed since the last consolidation.
         protected: The protected parameters and their states.
+        notes: What :meth:`summary` has to know of the tasks.
 
     Raises:
         AlassoError: ``model`` is no module, or a pattern matches no parameter.
@@ -60,6 +61,7 @@ class Regularizer:
         self.tasks = 0
         self.steps = 0
         self.protected = ProtectedParameters(model, surrogate, exclude)
+        self.notes = Notes()
         self.model = self.protected.model
         self._attached: list[StepHooks] = []
         self._penalty_was_taken = False  # since the last consolidation, perhaps to be part of a loss
@@ -137,9 +139,7 @@ class Regularizer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     @property
@@ -165,6 +165,8 @@ class Regularizer:
         """
         if self.steps == 0:
             self._before_first_step()
+        if self.steps & (self.steps + 1) == 0:  # in the steps 1, 2, 4, 8, …
+            self.notes.see_gradients(self.protected, optimizer)
 
     @torch.no_grad()
     def _before_first_step(self) -> None:
@@ -195,19 +197,22 @@ class Regularizer:
         protected.look(self._is_at_anchors)
         with torch.enable_grad():
             measured = self.measure(loader, head)
-        new_states = {}
+        new_states, moves = {}, {}
         with torch.no_grad():
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
+                moves[name] = (theta - state.anchor).square().sum()
         # Check all of the new state before the old one is replaced.
-        importance = ((name, self.surrogate.importance(state)) for name, state in new_states.items())
-        check_importance(measured.items() or importance, parameters)
+        importance = zip(new_states, map(protected.surrogate.importance, new_states.values()), strict=True)
+        check_importance(measured.items() or importance, parameters, moves)
         protected.end_task(new_states)
+        self.notes.task_ends(moves, parameters)
         self.tasks += 1
         self.steps = 0
         self._penalty_was_taken = self._was_loaded = False
+        log_verdict(self)
 
     def state_at_end(self, name: str) -> Any:
         """Return the state that a task ends with, before it is consolidated.
@@ -233,7 +238,8 @@ class Regularizer:
         return {}
 
     def _check_was_trained(self) -> None:
-        if self.protected.surrogate.observes_path and self.steps == 0:
+        surrogate = self.protected.surrogate
+        if (surrogate.observes_path or surrogate.learns_from_steps) and self.steps == 0:
             since = " since the last one" if self.tasks else ""
             what_to_do = "train with the optimizer that is attached" if self._attached else "call attach(optimizer)"
             raise AlassoError(
@@ -371,6 +377,14 @@ class Regularizer:
         parameters, states = dict(self.protected), self.protected.states
         return {name: as_sharded(s.anchor, parameters.get(name)) for name, s in states.items()}
 
+    def summary(self) -> Summary:
+        """Return whether the past holds the weights; print it between two tasks. With shards, call it on all ranks.
+
+        Returns:
+            A table by tensor and a verdict.
+        """
+        return summary_of(self)
+
     # -- settings --------------------------------------------------------------------------------------------
 
     @property
@@ -439,6 +453,7 @@ class Regularizer:
                 for name, state in self.protected.states.items()
                 if name in in_model  # not of a layer that was removed
             },
+            "notes": {name: self.notes.of(name, s) for name, s in self.protected.states.items() if name in in_model},
         }
 
     @torch.inference_mode(False)
@@ -462,6 +477,7 @@ class Regularizer:
         for name, tensors in saved["parameters"].items():
             own = {f: from_saved(t, parameters[name], f in self.surrogate.partial) for f, t in tensors.items()}
             self.protected.put(name, self.surrogate.State(**own))
+        self.notes.load(saved.get("notes", {}))  # which earlier versions did not save
         self.tasks, self.steps = saved["tasks"], saved["steps"]
         self._was_loaded = self._is_at_anchors
         self.protected.look(self._is_at_anchors)

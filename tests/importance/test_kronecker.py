@@ -115,7 +115,7 @@ def test_a_grown_sketch_is_that_of_vectors_with_zeros_behind(old, new):
 
 
 def test_a_matrix_is_the_first_axis_by_all_others():
-    shapes = {(): (1, 1), (3,): (3, 1), (3, 4): (3, 4), (3, 4, 2): (3, 8), (0, 4): (0, 0)}
+    shapes = {(): (1, 1), (3,): (3, 1), (3, 4): (3, 4), (3, 4, 2): (3, 8), (0, 4): (0, 4), (0, 2, 3): (0, 6)}
     for shape, expected in shapes.items():
         assert tuple(kr.as_matrix(torch.zeros(shape)).shape) == expected
 
@@ -205,10 +205,47 @@ def test_the_gradient_is_a_sum_over_the_references_vectors(make, given):
 
 
 @every_layer
-def test_how_many_samples_a_call_has(make, given):
-    layer, x, _ = called(make, given)
-    one = "one" in next(name for name, (other, _) in LAYERS.items() if other is make)
-    assert kr.samples_in(layer, x) == (1 if one else len(x))
+@pytest.mark.parametrize("rank", [3, 1000], ids=["sketched", "whole"])
+def test_the_signed_gradient_is_that_of_autograd(make, given, rank):
+    layer, x, g = called(make, given)
+    M = kr.as_matrix(torch.autograd.grad(layer(x), layer.weight, g)[0])
+    found = kr.signed_gradient(layer, x, g, rank, DOUBLE)
+    torch.testing.assert_close(found, M @ kr.signs(M.shape[1], rank, DOUBLE, M.device), **close)
+
+
+@every_layer
+def test_positions_are_pairs_of_an_input_and_an_output_gradient(make, given):
+    layer, x, g = called(make, given)
+    if isinstance(layer, nn.Embedding):
+        assert kr.positions_of(layer, x, g) == x.numel()
+    else:
+        assert kr.positions_of(layer, x, g) == max(len(seen) for seen in vectors(layer, x, g))
+
+
+CONVOLUTIONS = {name: case for name, case in LAYERS.items() if "conv" in name or "transposed" in name}
+
+
+@pytest.mark.parametrize("make, given", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_images_under_a_kernel_need_no_padding_any_more(make, given):
+    """A convolution is one of these images by the plain kernel; a transposed one goes from its output to its input."""
+    layer, x, g = called(make, given)
+    is_transposed = kr.has_inputs_as_rows(layer)
+    images = kr.images_under(layer, g if is_transposed else x)
+    plain = (F.conv1d, F.conv2d, F.conv3d)[len(layer.kernel_size) - 1]
+    found = plain(images, layer.weight, None, layer.stride, 0, layer.dilation, layer.groups)
+    if is_transposed:
+        x = x.requires_grad_()
+        (expected,) = torch.autograd.grad(layer(x), x, g)
+    else:
+        expected = layer(x) - layer.bias.view(-1, *[1] * len(layer.kernel_size))
+    torch.testing.assert_close(found.reshape(expected.shape), expected, **close)
+
+
+def test_padding_tells_an_embedding_nothing():
+    layer, g = nn.Embedding(6, 3, padding_idx=0), random(2, 4, 3)
+    kept = kr.without_padding(layer, TOKENS, g)
+    assert not kept[TOKENS == 0].any() and torch.equal(kept[TOKENS != 0], g[TOKENS != 0])
+    assert kr.without_padding(nn.Embedding(6, 3), TOKENS, g) is g
 
 
 @every_layer

@@ -19,6 +19,7 @@ from torch import nn
 
 import alasso.methods
 from alasso import ALASSO, EWC, IMM, KronALASSO, OnlineEWC, Regularizer
+from alasso.importance._taps import LossScale
 from alasso.methods.base import Springs, Surrogate, add_to_path_
 
 from helpers import mlp, run, same, step, toy_tasks, weights
@@ -53,6 +54,7 @@ CASES = {
     "ALASSO, sign of Ω": lambda model: ALASSO(model, unmoved="sign_of_omega"),
     "EWC, expected labels": lambda model: EWC(model, labels="expected"),
     "online EWC, uniform labels": lambda model: OnlineEWC(model, labels="uniform"),
+    "KronALASSO, path": lambda model: KronALASSO(model, scale="path"),
     "IMM, mode, l2": lambda model: IMM(model, "mode", transfer="l2", lam=0.5),
     "IMM, last": lambda model: IMM(model, transfer="l2", lam=0.5, start="last", last_weight=0.3, count_unmoved=True),
 }
@@ -74,12 +76,16 @@ def random(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def needs_steps(surrogate):
+    return surrogate.observes_path or surrogate.learns_from_steps
+
+
 def note_step(surrogate, state, g, before, after):
-    """Show a step to a surrogate that observes the path."""
+    """Show a step to a surrogate that learns from steps."""
     if isinstance(surrogate, Springs):
         add_to_path_(state.path, g, before, after)
     else:
-        surrogate.add_factors_(state, g, 2)
+        surrogate.add_factors_(state, g, LossScale(*(g.new_tensor(number) for number in (1.0, 2.0, 0.9))))
         surrogate.before_step_(state, g, before, torch.zeros_like(g), 0.0)
         surrogate.after_step_(state, g, after)
 
@@ -98,7 +104,7 @@ def through_tasks(surrogate, shape, count=3, dtype=torch.float64, seed=0, row=..
             before, g = theta, draw(task + i)
             # Mostly downhill, so that there is a path integral to speak of.
             theta = torch.where(still, before, before - 0.5 * g + 0.1 * draw(task + 2 + i))
-            if surrogate.observes_path:
+            if needs_steps(surrogate):
                 note_step(surrogate, state, g, before, theta)
         state = surrogate.consolidate(state, theta, draw(task + 5).clamp(min=0))
     return state, theta
@@ -124,7 +130,7 @@ def test_the_parts_are_there(make):
     fields = surrogate.State._fields
     assert {"anchor", "omega"} <= set(fields) or not isinstance(surrogate, Springs)
     assert {"anchor", *surrogate.partial} <= set(fields)
-    assert ("path" in fields) == surrogate.observes_path
+    assert ("path" in fields) == needs_steps(surrogate)
     assert isinstance(surrogate.init(random(3)), surrogate.State)
 
 
@@ -288,6 +294,24 @@ def test_the_first_task_is_plain_training_bit_for_bit(make):
     run(plain, torch.optim.SGD(plain.parameters(), lr=0.1), task)
     assert same(weights(model), weights(plain))
     assert float(reg.penalty()) == 0
+
+
+@every_method
+def test_channels_last_weights_train_alike(make):
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(80, 4)).double().to(memory_format=layout)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        reg = make(model).attach(optimizer)
+        for shift in range(2):
+            x = torch.linspace(-1, 1, 8 * 3 * 36, dtype=torch.float64).sin().view(8, 3, 6, 6).roll(shift, 0)
+            task = [(x.contiguous(memory_format=layout), torch.arange(8) % 4)] * 4
+            run(model, optimizer, task)
+            reg.consolidate(task)
+        results.append(weights(model))
+    for plain, last in zip(*results, strict=True):
+        torch.testing.assert_close(plain, last, rtol=1e-9, atol=1e-12)
 
 
 @every_method

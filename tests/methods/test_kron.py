@@ -51,7 +51,6 @@ def tasks_of(*shape, count=2, batches=4, size=5, tokens=0, classes=3):
 def both(model, **settings):
     """A network under the library, its twin under the reference, and what trains both on a task."""
     reference = KronReference(copy.deepcopy(model), **settings)
-    settings.pop("sees", None)
     reg = KronALASSO(model, **settings)
     return reg, reference, trainer_of(reg, reference)
 
@@ -84,8 +83,9 @@ def assert_equal(reg, reference):
         found = {
             "gradient": (own, pull),
             "path": (state.path, known.path),
-            "drop": (state.drop, known.drop),
-            "rise": (state.rise, known.rise),
+            "unit": (state.unit, known.unit),
+            "above": (state.above, known.above),
+            "below": (state.below, known.below),
             "tasks": (state.tasks, known.tasks),
             "steps": (state.steps, known.steps),
             "anchor": (state.anchor.reshape(known.anchor.shape), known.anchor),
@@ -236,19 +236,24 @@ def made(name, **options):
     return model, tasks
 
 
+in_both_scales = pytest.mark.parametrize("scale", ["fisher", "path"])
+
+
+@in_both_scales
 @pytest.mark.parametrize("name", NETS)
-def test_every_kind_of_layer(name):
+def test_every_kind_of_layer(name, scale):
     model, tasks = made(name)
-    through(*both(model), tasks)
+    through(*both(model, scale=scale), tasks)
 
 
 SETTINGS = {
     "another c": {"c": 0.3},
     "two directions": {"rank": 2},
     "one direction": {"rank": 1},
-    "fisher": {"scale": "fisher", "c": 10.0},
+    "path, another c": {"scale": "path", "c": 0.3},
     "forgets": {"gamma": 0.7, "rank": 3},
     "forgets all": {"gamma": 0.0},
+    "path, forgets": {"scale": "path", "gamma": 0.7},
 }
 
 
@@ -267,11 +272,12 @@ def test_factors_are_looked_at_in_the_first_hundred_steps_and_then_in_every_few(
     assert float(reg.protected.states["0.weight"].steps) == looked_at
 
 
+@in_both_scales
 @pytest.mark.parametrize("style", ["accumulation", "clipping", "closure"])
 @pytest.mark.parametrize("name", ["linear", "tied", "LSTM"])
-def test_every_kind_of_step(name, style):
+def test_every_kind_of_step(name, style, scale):
     model, tasks = made(name)
-    through(*both(model), tasks, style)
+    through(*both(model, scale=scale), tasks, style)
 
 
 # -- models that change ----------------------------------------------------------------------------------------
@@ -441,7 +447,8 @@ def test_what_was_seen_goes_with_a_gradient_that_is_dropped():
     assert_alike(trained(forward=looked_at_first), trained())
 
 
-def test_a_loss_over_micro_batches():
+@in_both_scales
+def test_a_loss_over_micro_batches(scale):
     """Accumulated gradients and factors are those of the whole batch."""
 
     def halves(model, batch):
@@ -450,29 +457,210 @@ def test_a_loss_over_micro_batches():
         return batch_loss(model, (batch[0][4:], batch[1][4:])) / 3
 
     tasks = [[(torch.cat([x, x[:1]]), torch.cat([y, y[:1]])) for x, y in task] for task in made("conv2d")[1]]
-    assert_alike(trained(forward=halves, name="conv2d", tasks=tasks), trained(name="conv2d", tasks=tasks))
+    settings = {"name": "conv2d", "tasks": tasks, "scale": scale}
+    assert_alike(trained(forward=halves, **settings), trained(**settings))
 
 
-def test_the_same_training_for_a_loss_times_64():
-    found = trained(forward=lambda model, batch: 64 * batch_loss(model, batch), make=partial(adam, eps=64e-8))
-    plain = trained(make=partial(adam, eps=1e-8))
+def times(factor):
+    return lambda model, batch: factor * batch_loss(model, batch)
+
+
+def assert_scaled(found, plain, factor):
+    """The same training, and a penalty that is so many times as large, as the loss is."""
     assert_alike((found[0], plain[1]), plain)
     for name, expected in plain[1].importance().items():
-        torch.testing.assert_close(found[1].importance()[name], 64 * expected, rtol=1e-8, atol=0)
+        torch.testing.assert_close(found[1].importance()[name], factor * expected, rtol=1e-8, atol=0)
+    for name, state in plain[1].protected.states.items():
+        total = found[1].protected.states[name].below
+        if plain[1].scale == "fisher":
+            torch.testing.assert_close(total, factor * state.below, rtol=1e-9, atol=0)
 
 
-def test_a_compiled_model_is_seen_by_its_gradients():
-    """Hooks do not run within it."""
-    model, tasks = made("linear")
-    reg, reference, train_both = both(model, sees=False)
-    model.compile(backend="eager")
+@in_both_scales
+@pytest.mark.parametrize("name", ["linear", "LSTM", "tied"])
+def test_the_same_training_for_a_loss_times_64(name, scale):
+    found = trained(forward=times(64), make=partial(adam, eps=64e-8), name=name, scale=scale)
+    assert_scaled(found, trained(make=partial(adam, eps=1e-8), name=name, scale=scale), 64)
+
+
+@in_both_scales
+def test_a_sum_is_the_mean_times_the_size_of_the_batch(scale):
+    def summed(model, batch):
+        return cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    found = trained(forward=summed, make=partial(adam, eps=5e-8), scale=scale)
+    assert_scaled(found, trained(make=partial(adam, eps=1e-8), scale=scale), 5)
+
+
+class Shrinking(torch.optim.Adam):
+    """Torch's, whose gradients have been made smaller by something between backward and step."""
+
+    factor = 2.0**-5
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_step_pre_hook(self.shrink)
+
+    def shrink(self, *_):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.mul_(self.factor)
+
+
+@in_both_scales
+@pytest.mark.parametrize("name", ["linear", "LSTM", "tied", "called often"])
+def test_gradients_that_are_clipped_by_a_factor_are_those_of_a_smaller_loss(name, scale):
+    settings = {"name": name, "scale": scale}
+    found = trained(make=partial(Shrinking, lr=0.02, eps=1e-8), **settings)
+    assert_scaled(found, trained(make=partial(adam, eps=32e-8), **settings), Shrinking.factor)
+
+
+def test_the_unit_is_that_of_wrong_answers_and_the_smaller_last_batch_of_an_epoch_leaves_it():
+    """With cross-entropy, ∂loss/∂output is that of a mean over the batch: shorter by as many as there are."""
+    model, tasks = made("linear", count=1, batches=1)
+    (x, y), *_ = tasks[0]
+    units = []
+    for batches in ([(x, y)], [(x, y), (x[:1], y[:1])], [(x.repeat(3, 1), y.repeat(3))]):
+        twin = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(twin.parameters(), lr=0.0)
+        reg = KronALASSO(twin).attach(optimizer)
+        run(twin, optimizer, batches)
+        units.append([float(state.unit) for state in reg.protected.states.values()])
+    wrong = torch.softmax(model(x), 1) - nn.functional.one_hot(y, 3)
+    each = wrong.square().sum(1)
+    expected = [each.mean().sqrt(), max(each.mean(), each[0]).sqrt(), each.mean().sqrt()]
+    for unit, theirs in zip(units, expected, strict=True):
+        assert unit == pytest.approx([float(theirs)] * 4, rel=1e-9)
+    assert 0.3 < float(expected[0]) < 1.2
+
+
+def test_two_optimizers_equal_one():
+    found = []
+    for split in (False, True):
+        model, tasks = made("linear")
+        parts = [model[0].parameters(), model[3].parameters()] if split else [model.parameters()]
+        optimizers = [adam(part) for part in parts]
+        reg = KronALASSO(model)
+        for optimizer in optimizers:
+            reg.attach(optimizer)
+        for task in tasks:
+            for batch in task:
+                model.zero_grad()
+                batch_loss(model, batch).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            reg.consolidate()
+        found.append((weights(model), reg))
+    assert_alike(*found)
+
+
+@in_both_scales
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+@pytest.mark.parametrize("name", ["linear", "conv2d", "tied"])
+def test_a_compiled_model_tells_as_much(name, how, scale):
+    model, tasks = made(name)
+    reg, reference, train_both = both(model, scale=scale)
+    if how == "in place":
+        model.compile(backend="aot_eager")
+        through(reg, reference, train_both, tasks)
+    else:
+        compiled = torch.compile(model, backend="aot_eager")
+        assert_alike(trained_as(model, compiled, tasks, scale), trained(name=name, scale=scale))
+    assert set(reg.notes.factors.values()) <= {"of the layer", "diagonal"}
+
+
+def trained_as(model, called, tasks, scale):
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(called, scale=scale).attach(optimizer)
+    for task in tasks:
+        run(called, optimizer, task)
+        reg.consolidate()
+    return weights(model), reg
+
+
+class Own(nn.Linear):
+    """Whose forward may be anything, so that nothing is known of it."""
+
+
+class NeverCalled(nn.Sequential):
+    """Holds a layer that takes no part."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self[2](self[1](self[0](x)))
+
+
+@pytest.mark.parametrize("has_a_layer", [False, True])
+def test_without_a_layer_that_tells_the_losss_scale_the_path_does(has_a_layer):
+    def make():
+        torch.manual_seed(0)
+        return (NeverCalled if has_a_layer else nn.Sequential)(Own(4, 5), nn.Tanh(), Own(5, 3)).double()
+
+    model, tasks = make(), made("linear")[1]
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model)
+    if has_a_layer:
+        reg.attach(optimizer)
+        run(model, optimizer, tasks[0])
+        with pytest.raises(AlassoError, match=r'no layer .* for 0.weight.*scale="path"'):
+            reg.consolidate()
+        assert reg.tasks == 0
+    else:
+        with pytest.raises(AlassoError, match=r'no linear layer.*scale="path"'):
+            reg.attach(optimizer)
+        assert not reg.is_attached and not hooks_of(model) and not optimizer._optimizer_step_pre_hooks
+    reg, reference, train_both = both(make(), scale="path")
     through(reg, reference, train_both, tasks)
+    assert reg.notes.factors["0.weight"] == "of its gradient"
 
 
+@in_both_scales
+def test_a_task_without_a_step_is_refused(scale):
+    model, _ = made("linear")
+    reg = KronALASSO(model, scale=scale).attach(adam(model.parameters()))
+    with pytest.raises(AlassoError, match="has seen no optimizer step"):
+        reg.consolidate()
+
+
+def test_a_head_whose_gradient_was_dropped_does_not_tell():
+    """Each task has its own, and the loss of the other one is only looked at."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.heads = nn.Linear(4, 5), nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+
+        def forward(self, x, head):
+            return self.heads[head](torch.tanh(self.body(x)))
+
+    found = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        model, tasks = Heads().double(), made("linear")[1]
+        optimizer = adam(model.parameters())
+        reg = KronALASSO(model).attach(optimizer)
+        for head, task in enumerate(tasks):
+            for i, (x, y) in enumerate(task):
+                if looks and i == 1:
+                    (1000 * cross_entropy(model(x, 1 - head), y)).backward()
+                optimizer.zero_grad()
+                cross_entropy(model(x, head), y).backward()
+                optimizer.step()
+            reg.consolidate()
+        found.append((weights(model), reg))
+    one, other = (reg.protected.states["body.weight"].below for _, reg in found)
+    torch.testing.assert_close(one, other, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("scale, strength", [("fisher", 20), ("path", 1)])
 @pytest.mark.parametrize("importance", ["fisher", "mas"])
-def test_a_warm_start_begins_with_sums_of_the_importance_and_is_no_training(importance):
+def test_a_warm_start_begins_with_sums_of_the_importance_and_is_no_training(importance, scale, strength):
     model, tasks = made("linear")
-    reg = KronALASSO(model).attach(adam(model.parameters()))
+    reg = KronALASSO(model, scale=scale).attach(adam(model.parameters()))
     reg.warm_start(tasks[0], importance)
     assert not reg.taps.seen and hooks_of(model)
     measure = fisher if importance == "fisher" else squared_output_norm
@@ -481,24 +669,25 @@ def test_a_warm_start_begins_with_sums_of_the_importance_and_is_no_training(impo
         omega = 2 * measured[name].reshape(len(measured[name]), -1)
         rows, columns = torch.diag(omega.sum(1)), torch.diag(omega.sum(0) / omega.sum())
         rank = 32 if state.anchor.dim() > 1 else 0
-        torch.testing.assert_close(dense(state.row_form), recovered(rows, rank), **close)
+        torch.testing.assert_close(dense(state.row_form), strength * recovered(rows, rank), **close)
         torch.testing.assert_close(dense(state.column_form), recovered(columns, rank), **close)
-        assert float(reg.importance()[name].sum()) == pytest.approx(float(measured[name].sum()), rel=1e-9)
+        assert float(reg.importance()[name].sum()) == pytest.approx(strength * float(measured[name].sum()), rel=1e-9)
 
 
 # -- precision -------------------------------------------------------------------------------------------------
 
 
+@in_both_scales
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("infinite", [False, True], ids=["finite", "one step is skipped"])
-def test_a_grad_scaler(fused, infinite):
+def test_a_grad_scaler(fused, infinite, scale):
     """Which changes nothing, and whose skipped steps leave no mark."""
     outcomes = []
     for scaled in (False, True):
         torch.manual_seed(0)
         model = mlp(6, 8, 4)
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, fused=fused)
-        reg = KronALASSO(model).attach(optimizer)
+        reg = KronALASSO(model, scale=scale).attach(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
         for task in toy_tasks(2):
             for i, (x, y) in enumerate(task):
@@ -516,6 +705,8 @@ def test_a_grad_scaler(fused, infinite):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     for name, omega in outcomes[0][1].importance().items():
         torch.testing.assert_close(outcomes[1][1].importance()[name], omega, rtol=2e-3, atol=1e-8)
+    for one, other in zip(*(reg.protected.states.values() for _, reg in outcomes), strict=True):
+        torch.testing.assert_close(one.below, other.below, rtol=1e-4, atol=0)
 
 
 def test_autocast_in_bfloat16():
@@ -547,12 +738,13 @@ def test_weights_in_half_precision_keep_a_state_in_float32():
 # -- saving, copying, leaving ----------------------------------------------------------------------------------
 
 
+@in_both_scales
 @pytest.mark.parametrize("name", ["conv2d", "tied", "GRU"])
-def test_a_run_saved_within_a_task_goes_on_bit_for_bit(name):
+def test_a_run_saved_within_a_task_goes_on_bit_for_bit(name, scale):
     def start():
         model, tasks = made(name, count=3)
         optimizer = adam(model.parameters())
-        return model, optimizer, KronALASSO(model, rank=3).attach(optimizer), tasks
+        return model, optimizer, KronALASSO(model, rank=3, scale=scale).attach(optimizer), tasks
 
     model, optimizer, reg, tasks = start()
     for task in tasks[:2]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -10,12 +10,16 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from alasso._distributed import add_over_ranks_, is_distributed, is_sharded
+from alasso._distributed import add_over_ranks_, is_distributed, is_sharded, sharded_like, sum_over_shards
 from alasso.importance.kronecker import (
     has_inputs_as_rows,
     is_factored,
+    matrix_shape,
+    positions_of,
     rank_of,
-    samples_in,
+    rows_of,
+    signed_gradient,
+    signs_like,
     sketch_of_gradients,
     sketch_of_inputs,
 )
@@ -30,21 +34,60 @@ class Factors(NamedTuple):
     Attributes:
         rows: For the rows.
         columns: For the columns.
-        samples: Number of samples in the calls.
+        positions: How many positions of all samples they are sums over.
     """
 
     rows: Tensor
     columns: Tensor
-    samples: int
+    positions: int
 
 
-def joined(factors: Sequence[Factors]) -> Factors:
-    """Return the factors of a weight that several layers have: those of Σ G ⊗ A, each summed over the other's axis."""
-    if len(factors) == 1:
-        return factors[0]
-    rows = torch.stack([one.rows * one.columns[:, -1].sum() for one in factors]).sum(0)
-    columns = torch.stack([one.columns * one.rows[:, -1].sum() for one in factors]).sum(0)
-    return Factors(rows, columns, max(one.samples for one in factors))
+class Output(NamedTuple):
+    """What the calls of the layer nearest to the loss tell of the loss's scale.
+
+    Attributes:
+        name: The name of the layer's weight.
+        layer: The layer.
+        product: T = M S, for the weight's gradient as backward made it, in all layers that have this weight.
+        squares: Sum of the squares of the gradient by the layer's outputs.
+        positions: How many positions these are sums over.
+    """
+
+    name: str
+    layer: nn.Module
+    product: Tensor
+    squares: Tensor
+    positions: int
+
+
+class LossScale(NamedTuple):
+    """What the layer nearest to the loss tells of a step.
+
+    Attributes:
+        factor: Between the gradients that backward told the layers and those that the optimizer has.
+        terms: How many terms the loss is a mean of, B.
+        unit: B times the root mean square of ∂loss/∂output over the terms: about 1 for a wrong answer's cross-entropy.
+    """
+
+    factor: Tensor
+    terms: Tensor
+    unit: Tensor
+
+
+def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
+    """Return sketches of L and R of a weight that one layer has, or several.
+
+    A layer's G is a sum over positions, A a mean, and L takes the size of both: tr L = tr G tr A.
+
+    Args:
+        factors: Of each layer.
+
+    Returns:
+        The sketch of L; that of R, of any size.
+    """
+    rows = [one.rows * (one.columns[:, -1].sum() / one.positions) for one in factors]
+    columns = [one.columns * (one.rows[:, -1].sum() / one.positions) for one in factors]
+    return torch.stack(rows).sum(0), torch.stack(columns).sum(0)
 
 
 class Taps:
@@ -54,6 +97,8 @@ class Taps:
         self._handles: list[Any] = []
         self._layers: list[tuple[str, nn.Module]] = []  # with the name of the layer's weight
         self.seen: dict[str, dict[nn.Module, Factors]] = {}  # by weight and layer: several may have the same weight
+        self.output: Output | None = None  # of the layer whose output gradients came first
+        self._scale: LossScale | None = None  # of the last step that was looked at
 
     def __bool__(self) -> bool:
         return bool(self._handles)
@@ -83,6 +128,64 @@ class Taps:
         before = of_weight.get(layer)
         of_weight[layer] = factors if before is None else Factors(*map(add, before, factors))
 
+    def see_output(self, output: Output) -> None:
+        """Take note of what one call of the layer nearest to the loss tells."""
+        before = self.output
+        self.output = output if before is None else Output(*before[:2], *map(add, before[2:], output[2:]))
+
+    def loss_scale(
+        self, gradient_of: Callable[[nn.Parameter], Tensor], states: Mapping[str, Any], like: Tensor
+    ) -> LossScale:
+        """Return what was seen of the loss's scale since the last step, on all ranks together, and forget it.
+
+        Clipping, a GradScaler and the mean over ranks stand between the layers' gradients and the optimizer's.
+
+        Args:
+            gradient_of: Returns this rank's part of the gradient that the optimizer has of a parameter.
+            states: The states by parameter, which tell the sketches' sizes.
+            like: A tensor of the precision to compute in.
+
+        Returns:
+            The last one again where another optimizer of the same step has asked before.
+        """
+        output, self.output = self.output, None
+        if output is not None and output.layer.weight.grad is None:  # it was dropped
+            output = None
+        if is_distributed():
+            output = self._on_all_ranks(output, states, like)
+        if output is None:
+            if self._scale is None:
+                one = like.new_ones(())
+                self._scale = LossScale(one, one, torch.zeros_like(one))
+            return self._scale
+        weight: nn.Parameter = output.layer.weight  # type: ignore[assignment]
+        T = sharded_like(output.product, weight) if is_sharded(weight) else output.product
+        M = gradient_of(weight).to(T.dtype).reshape(len(T), matrix_shape(weight)[1])
+        found, told = ((M @ signs_like(M, M.shape[1], T.shape[1])) * T).sum(), T.square().sum()
+        found, told = sum_over_shards(torch.stack([found, told]), weight)
+        factor = torch.where(told > 0, found.clamp(min=0) / told, 1.0)
+        terms = torch.full_like(factor, output.positions)
+        self._scale = LossScale(factor, terms, factor * (output.squares * terms).sqrt())
+        return self._scale
+
+    def _on_all_ranks(self, output: Output | None, states: Mapping[str, Any], like: Tensor) -> Output | None:
+        """Return the sum of what the ranks saw of the layer nearest to the loss, at most ranks' if they differ."""
+        seen = like.new_zeros(2, len(self._layers))  # positions and squares
+        for i, (_, layer) in enumerate(self._layers):
+            if output is not None and output.layer is layer:
+                seen[0, i], seen[1, i] = output.positions, output.squares
+        add_over_ranks_([seen])
+        if not seen[0].any():
+            return None
+        i = int(seen[0].argmax())
+        name, layer = self._layers[i]
+        rows: int = layer.weight.shape[0]  # type: ignore[index,assignment]
+        product = like.new_zeros(rows, rank_of(states[name].columns))
+        if output is not None and output.layer is layer:
+            product = output.product
+        add_over_ranks_([product])
+        return Output(name, layer, product, seen[1, i], int(seen[0, i]))
+
     def take(self, parameters: Mapping[str, nn.Parameter], states: Mapping[str, Any]) -> dict[str, list[Factors]]:
         """Return what was seen of these parameters since the last step, on all ranks together, and forget it.
 
@@ -100,14 +203,14 @@ class Taps:
                 nothing = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
                 seen[name].setdefault(layer, Factors(*nothing, 0))
             device = next(iter(parameters.values())).device
-            counts = torch.tensor([seen[name][layer].samples for name, layer in layers], device=device)
+            counts = torch.tensor([seen[name][layer].positions for name, layer in layers], device=device)
             add_over_ranks_([counts])
-            for (name, layer), samples in zip(layers, counts.tolist(), strict=True):
+            for (name, layer), positions in zip(layers, counts.tolist(), strict=True):
                 rows, columns, _ = seen[name].pop(layer)
-                if samples:
+                if positions:
                     if not is_sharded(parameters[name]):
                         add_over_ranks_([rows, columns])
-                    seen[name][layer] = Factors(rows, columns, samples)
+                    seen[name][layer] = Factors(rows, columns, positions)
         return {name: list(of_weight.values()) for name, of_weight in seen.items()}
 
 
@@ -128,8 +231,9 @@ class Tap:
     def __reduce__(self) -> Any:
         return Tap, ()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         regularizer = None if self._regularizer is None else self._regularizer()
         if regularizer is None or not regularizer.step_kind:
@@ -140,6 +244,8 @@ class Tap:
         taps, name = regularizer.taps, self._name
         if weight.grad is None:  # what was seen belongs to a gradient that was dropped
             taps.seen.pop(name, None)
+            if taps.output is not None and taps.output.name == name:
+                taps.output = None
         state = regularizer.protected.states.get(name)
         if state is None:  # it has just been thawed
             state = regularizer.protected.state_of(name, weight)
@@ -149,12 +255,19 @@ class Tap:
         x = next(iter((*args, *kwargs.values())))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             A = sketch_of_inputs(layer, x.detach(), rank_of_columns, dtype)
-        samples, tokens = samples_in(layer, x), x if isinstance(layer, nn.Embedding) else None
+        tokens = x if isinstance(layer, nn.Embedding) else None
 
         def see(g: Tensor) -> None:
             with torch.no_grad():
                 G = sketch_of_gradients(layer, g, rank_of_rows, dtype, tokens)
+                nearest = taps.output  # backward comes to it before all others
+                if nearest is None or nearest.name == name:
+                    product = signed_gradient(layer, x.detach(), g, rank_of(state.columns), dtype)
+                    squares, count = g.to(dtype).square().sum(), len(rows_of(layer, g))
+                    if nearest is not None and nearest.layer is not layer:  # it has the same weight
+                        squares, count = torch.zeros_like(squares), 0
+                    taps.see_output(Output(name, layer, product, squares, count))
                 rows, columns = (A, G) if is_transposed else (G, A)
-                taps.see(name, layer, Factors(rows, columns, samples))
+                taps.see(name, layer, Factors(rows, columns, positions_of(layer, x, g)))
 
         output.register_hook(see)

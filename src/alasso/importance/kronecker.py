@@ -25,7 +25,7 @@ A parameter is seen as a matrix of its first axis by all others. One factor belo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -37,6 +37,7 @@ from alasso.importance._layers import CONVOLUTIONS, Convolution, kind_of, paddin
 
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = frozenset({nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS})
+PIECE = 1 << 19  # weights at a time on a CPU
 SMALLEST = 1e-6  # eigenvalues below this share of the largest are rounding errors
 
 _CONVOLVE: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
@@ -216,6 +217,29 @@ def largest(packed: Tensor) -> Tensor:
     return of_B + packed[:, -1].max()
 
 
+def spread(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the geometric mean and the root mean square of the eigenvalues of B Bᵀ + diag(ρ).
+
+    Directions without any curvature count as if they had a millionth of the mean.
+
+    Args:
+        packed: [B | ρ].
+
+    Returns:
+        Two scalars; zero if all eigenvalues are.
+    """
+    B, rho = packed[:, :-1].double(), packed[:, -1].double()
+    squares = B.square().sum(1)
+    mean = (squares + rho).mean()
+    if not bool(mean > 0):
+        return mean.to(packed.dtype), mean.to(packed.dtype)
+    rms = (((B.mT @ B).square().sum() + (2 * rho * squares + rho.square()).sum()) / len(packed)).sqrt()
+    rho = rho.clamp(min=1e-6 * mean)
+    core = torch.eye(B.shape[1], dtype=B.dtype, device=B.device) + B.mT @ (B / rho[:, None])
+    geometric = ((rho.log().sum() + torch.logdet(core)) / len(packed)).exp()
+    return geometric.to(packed.dtype), rms.to(packed.dtype)
+
+
 def grown_sketch(packed: Tensor, size: int, rank: int) -> Tensor:
     """Return the sketch of the same sum, each vector followed by zeros.
 
@@ -242,8 +266,7 @@ def matrix_shape(theta: Tensor) -> tuple[int, int]:
     Returns:
         (m, n).
     """
-    m = theta.shape[0] if theta.dim() else 1
-    return m, theta.numel() // max(m, 1)
+    return theta.shape[:1].numel(), theta.shape[1:].numel()
 
 
 def as_matrix(theta: Tensor) -> Tensor:
@@ -255,7 +278,23 @@ def as_matrix(theta: Tensor) -> Tensor:
     Returns:
         (m, n).
     """
-    return theta.reshape(matrix_shape(theta))
+    return theta if theta.dim() == 2 else theta.reshape(matrix_shape(theta))
+
+
+def pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Return the same rows of several tensors: on a CPU as many at a time as fit its cache, on a GPU all.
+
+    Args:
+        *tensors: The first one tells the size.
+
+    Returns:
+        Of each piece, the part of every tensor.
+    """
+    first = tensors[0]
+    if first.numel() <= PIECE or not first.is_cpu:
+        return [tensors]
+    rows = max(PIECE * len(first) // first.numel(), 1)
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
 def with_unit_trace(packed: Tensor) -> Tensor:
@@ -268,8 +307,7 @@ def with_unit_trace(packed: Tensor) -> Tensor:
         [Y | d].
     """
     trace = packed[:, -1].sum()
-    usable = torch.isfinite(trace) & (trace > 0)
-    return torch.where(usable, packed / torch.where(usable, trace, 1.0), 0.0)
+    return torch.where((trace > 0) & (trace < torch.inf), packed / trace, 0.0)
 
 
 # -- what layers tell ------------------------------------------------------------------------------------------
@@ -335,9 +373,7 @@ def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype)
         return sketch_of_counts(counts, rank)
     x = x.to(dtype)
     if isinstance(layer, CONVOLUTIONS):
-        x = x if x.dim() == len(layer.kernel_size) + 2 else x[None]
-        x = F.pad(x, padding_of(layer), "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
-        return sketch_of_windows(x, layer.kernel_size, layer, rank)
+        return sketch_of_windows(images_under(layer, x), layer.kernel_size, layer, rank)
     return sketch(rows_of(layer, x), rank)
 
 
@@ -358,31 +394,95 @@ def sketch_of_gradients(
     """
     g = g.to(dtype)
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):  # the convolution from its output to its input
-        g = g if g.dim() == len(layer.kernel_size) + 2 else g[None]
-        widths: list[int] = []  # without the windows that lie in the output's own padding: no input is there
-        padding: tuple[int, ...] = layer.padding  # type: ignore[assignment]  # only plain convolutions take strings
-        for stride, width, extra in zip(layer.stride, padding, layer.output_padding, strict=True):
-            widths = [width, width - extra // stride * stride, *widths]
-        return sketch_of_windows(F.pad(g, widths), layer.kernel_size, layer, rank)  # type: ignore[arg-type]
-    if isinstance(layer, nn.Embedding) and layer.padding_idx is not None and tokens is not None:
-        g = g * (tokens != layer.padding_idx)[..., None]
+        return sketch_of_windows(images_under(layer, g), layer.kernel_size, layer, rank)  # type: ignore[arg-type]
+    if isinstance(layer, nn.Embedding) and tokens is not None:
+        g = without_padding(layer, tokens, g)
     return sketch(rows_of(layer, g), rank)
 
 
-def samples_in(layer: nn.Module, x: Tensor) -> int:
-    """Return how many samples a call has: the size of the first axis, unless there is just one sample without it.
+def without_padding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
+    """Return the part of an embedding's output gradient that reaches its weight.
+
+    Args:
+        layer: The embedding.
+        tokens: Its input.
+        g: The gradient by its output.
+
+    Returns:
+        g, with zeros where the input is padding.
+    """
+    return g if layer.padding_idx is None else g * (tokens != layer.padding_idx)[..., None]
+
+
+def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return M S for the gradient M of the loss by a layer's weight, seen as a matrix, that one call brings about.
 
     Args:
         layer: One that :func:`is_factored`.
         x: The layer's input.
+        g: The gradient by the layer's output.
+        rank: r.
+        dtype: The precision to compute in.
+
+    Returns:
+        (rows, min(columns, r)).
+    """
+    if isinstance(layer, nn.Embedding):
+        g = rows_of(layer, without_padding(layer, x, g.to(dtype)))
+        told = g @ signs_like(g, g.shape[1], rank)
+        return told.new_zeros(layer.num_embeddings, told.shape[1]).index_add_(0, x.flatten(), told)
+    x, g = x.to(dtype), g.to(dtype)
+    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+        seen, told = (x, g) if isinstance(layer, CONVOLUTIONS) else (g, x)
+        dims, moves = len(layer.kernel_size) - 1, {"stride": layer.stride, "dilation": layer.dilation}
+        told = told if told.dim() == dims + 3 else told[None]
+        shape = layer.weight.shape
+        M = _WEIGHT_GRADIENT[dims](images_under(layer, seen), shape, told, groups=layer.groups, **moves)
+        return as_matrix(M) @ signs_like(M, M[0].numel(), rank)
+    left, right = (x, g) if has_inputs_as_rows(layer) else (g, x)
+    left, right = rows_of(layer, left), rows_of(layer, right)
+    return left.mT @ (right @ signs_like(right, right.shape[1], rank))
+
+
+def positions_of(layer: nn.Module, x: Tensor, g: Tensor) -> int:
+    """Return how many pairs of an input and an output gradient, (a, g), make up a layer's gradient in a call.
+
+    Args:
+        layer: One that :func:`is_factored`.
+        x: The layer's input.
+        g: The gradient by the layer's output.
 
     Returns:
         Their number.
     """
-    axes = 0 if isinstance(layer, nn.Embedding) else 1
-    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
-        axes += len(layer.kernel_size)
-    return 1 if x.dim() == axes else len(x)
+    if isinstance(layer, nn.Embedding):
+        return x.numel()
+    if isinstance(layer, CONVOLUTIONS):
+        return g.numel() // layer.out_channels * layer.groups
+    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
+        return x.numel() // layer.in_channels * layer.groups
+    return x.numel() // x.shape[-1]
+
+
+def images_under(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return the images that a convolution's kernel moves over, with their padding.
+
+    Args:
+        layer: A convolution, or a transposed one: the convolution from its output to its input.
+        x: What it sees, with an axis of samples or without.
+
+    Returns:
+        (N, C, *positions).
+    """
+    assert isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS)
+    x = x if x.dim() == len(layer.kernel_size) + 2 else x[None]
+    if isinstance(layer, CONVOLUTIONS):
+        return F.pad(x, padding_of(layer), "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+    widths: list[int] = []  # without the windows that lie in the output's own padding: no input is there
+    padding: tuple[int, ...] = layer.padding  # type: ignore[assignment]  # only plain convolutions take strings
+    for stride, width, extra in zip(layer.stride, padding, layer.output_padding, strict=True):
+        widths = [width, width - extra // stride * stride, *widths]
+    return F.pad(x, widths)
 
 
 def rows_of(layer: nn.Module, values: Tensor) -> Tensor:

@@ -71,11 +71,13 @@ class Surrogate(ABC, Generic[S]):
         State: The NamedTuple of tensors kept for each parameter; it has the field ``anchor``, of θ's shape.
         partial: Fields that are sums over θ: of a sharded θ, each rank holds its own shard's part of them.
         observes_path: Whether the method looks at every step of training.
+        learns_from_steps: Whether it needs a task's steps even without a path.
     """
 
     State: ClassVar[type]
     partial: ClassVar[frozenset[str]] = frozenset()
     observes_path: ClassVar[bool] = False
+    learns_from_steps: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, theta: Tensor) -> S:
@@ -134,6 +136,18 @@ class Surrogate(ABC, Generic[S]):
 
         Returns:
             Ω ≥ 0, of θ's shape.
+        """
+
+    @abstractmethod
+    def typical_stiffness(self, s: S) -> tuple[Tensor, Tensor]:
+        """Return what a move of no special direction costs, a weight: how soft, and how stiff.
+
+        Args:
+            s: The state.
+
+        Returns:
+            Two factors of d², both scalars: in the directions that the past leaves soft, and in those that it holds.
+            They are one where a surrogate knows no directions.
         """
 
     def before_step_(self, s: S, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
@@ -265,6 +279,19 @@ class Springs(Surrogate[S]):
     def importance(self, s: S) -> Tensor:
         omega: Tensor = s.omega
         return omega
+
+    def typical_stiffness(self, s: S) -> tuple[Tensor, Tensor]:
+        """Return the mean over both sides of all weights, twice.
+
+        Args:
+            s: The state.
+
+        Returns:
+            One factor of d², twice.
+        """
+        k_minus, k_plus = self.stiffness(s)
+        k = (k_minus.mean() + k_plus.mean()) / 2
+        return k, k
 
 
 class Setting(Generic[T]):

@@ -1,4 +1,4 @@
-r"""KronALASSO: the loss drop of Eq. 7, spread over each layer in the shape of its Kronecker-factored curvature.
+r"""KronALASSO: a quadratic for each layer in the shape of its Kronecker-factored curvature, from training alone.
 
 ALASSO gives each weight a spring of its own. Here a parameter W, a matrix of m rows and n columns, has one quadratic
 
@@ -7,17 +7,36 @@ ALASSO gives each weight a spring of its own. Here a parameter W, a matrix of m 
     \mathcal L_s(W) = \tfrac{c}{2} \, N \kappa \, \langle \bar L \, D \, \bar R, \; D \rangle, \qquad D = W - \hat W
 
 with a factor for its rows and one for its columns, both positive. They are by-products of training: in each step, the
-output gradients g and the inputs a of the layer tell the shape, the gradient M of the task's loss the size,
+inputs a of the layer and the gradients g of its outputs tell
 
 .. math::
 
-    L_\text{step} = B \lVert M \rVert^2 \frac{\sum g g^\top}{\operatorname{tr} \sum g g^\top}, \qquad
-    R_\text{step} = \frac{\sum a a^\top}{\operatorname{tr} \sum a a^\top},
+    L_\text{step} = B f^2 \, \overline{\lVert a \rVert^2} \sum g g^\top, \qquad
+    R_\text{step} = \frac{\sum a a^\top}{\sum \lVert a \rVert^2}
 
-where B is the number of samples. L and R of a task are the means over its steps, :math:`\bar L` and :math:`\bar R` the
-means over the N tasks. Where a layer's inputs cannot be seen, as in an LSTM, :math:`M M^\top` and :math:`M^\top M` take
-their place; a vector, such as a bias, keeps the diagonal of L alone. The scale κ makes the quadratic equal the loss
-drop along the paths of all tasks, which is the paper's Eq. 7 for a whole tensor:
+with sums and the mean over samples and positions. Their product is about the Fisher information of the batch's loss, a
+mean over B terms: B is the number of samples and positions at the output, the layer nearest to the loss, which backward
+comes to first. Between what backward tells the layers and the gradients M that the optimizer has lies a factor f:
+clipping, a GradScaler, the mean over ranks. The output's weight shows it: T, the product of its gradient as backward
+made it with random signs S, against that of its M,
+
+.. math:: f = \langle M S, T \rangle / \langle T, T \rangle.
+
+L and R of a task are the means over its steps, :math:`\bar L` and :math:`\bar R` the means over the N tasks. Where a
+layer's inputs cannot be seen, as in an LSTM, :math:`B \, M M^\top` and :math:`M^\top M`, of unit trace, take their
+place; a vector, such as a bias, keeps the diagonal :math:`B \, M^2` alone.
+
+The Fisher information is right for one scale of the loss, that of a likelihood. ``scale="fisher"`` divides by the unit
+u that the loss is in, so that a loss times 64 is protected 64 times as much, and moves no further than before:
+
+.. math::
+
+    \kappa = \frac{20 \sum_t 1}{\sum_t u_t}, \qquad
+    u_t = \max_\text{steps} \; f B \, \operatorname{rms} \lVert \partial \text{loss} / \partial \text{output} \rVert
+
+with the root mean square over the B terms. For a cross-entropy, u is about 1: that of answers that are all wrong.
+``scale="path"`` is the paper's Eq. 7 for a whole tensor. The quadratic equals the loss drop along the paths of all
+tasks:
 
 .. math::
 
@@ -35,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import mode
+from functools import wraps
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -43,9 +62,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso._distributed import is_distributed, is_sharded, local
+from alasso._parameters import some_of
 from alasso._passes import task_gradient
 from alasso.errors import AlassoError
-from alasso.importance._taps import Factors, Taps, joined
+from alasso.importance._taps import LossScale, Taps, joined
 from alasso.importance.kronecker import (
     as_matrix,
     diagonal,
@@ -53,9 +73,11 @@ from alasso.importance.kronecker import (
     grown_sketch,
     largest,
     matrix_shape,
+    pieces,
     rank_of,
     sketch,
     sketch_of_counts,
+    spread,
     times,
     with_unit_trace,
 )
@@ -64,8 +86,8 @@ from alasso.regularizer import Regularizer
 
 Scale = Literal["path", "fisher"]
 
-PIECE = 1 << 17  # weights at a time on a CPU
 TINY = 1e-30  # no division by zero
+STRENGTH = 20.0  # of c = 1 with the Fisher's scale: serves small set-ups, permuted MNIST and split CIFAR alike
 ALL_AT_FIRST = 100  # steps of a task whose factors are all looked at: a short task has no more
 
 
@@ -74,29 +96,31 @@ class KronState(NamedTuple):
 
     Attributes:
         anchor: Ŵ.
-        path: ω of the running task.
+        path: ω of the running task, with scale="path".
+        unit: u of the running task.
         rows: Σ over the task's steps of L.
         columns: Σ over the task's steps of R.
         steps: How many steps they stand for.
         past_rows: Σ over tasks of L.
         past_columns: Σ over tasks of R.
         tasks: Their number N.
-        drop: Σ over tasks of max(ω, 0).
-        rise: Σ over tasks of q.
+        above: Σ over tasks of κ's numerator.
+        below: Σ over tasks of κ's denominator.
         row_form: Form of N κ L̄.
         column_form: Form of R̄.
     """
 
     anchor: Tensor
     path: Tensor
+    unit: Tensor
     rows: Tensor
     columns: Tensor
     steps: Tensor
     past_rows: Tensor
     past_columns: Tensor
     tasks: Tensor
-    drop: Tensor
-    rise: Tensor
+    above: Tensor
+    below: Tensor
     row_form: Tensor
     column_form: Tensor
 
@@ -107,13 +131,17 @@ class KronSurrogate(Surrogate[KronState]):
 
     c: float = 1.0
     rank: int = 32
-    every: int = 4
-    scale: Scale = "path"
+    every: int = 10
+    scale: Scale = "fisher"
     gamma: float = 1.0
 
     State: ClassVar[type] = KronState
     partial: ClassVar[frozenset[str]] = frozenset({"path"})
-    observes_path: ClassVar[bool] = True
+    learns_from_steps: ClassVar[bool] = True
+
+    @property
+    def observes_path(self) -> bool:  # type: ignore[override]
+        return self.scale == "path"
 
     def __post_init__(self) -> None:
         check_non_negative(c=self.c, rank=self.rank, every=self.every, gamma=self.gamma)
@@ -147,6 +175,10 @@ class KronSurrogate(Surrogate[KronState]):
     def importance(self, s: KronState) -> Tensor:
         return 0.5 * torch.outer(diagonal(s.row_form), diagonal(s.column_form)).view_as(s.anchor)
 
+    def typical_stiffness(self, s: KronState) -> tuple[Tensor, Tensor]:
+        (soft_rows, stiff_rows), (soft_columns, stiff_columns) = spread(s.row_form), spread(s.column_form)
+        return 0.5 * self.c * soft_rows * soft_columns, 0.5 * self.c * stiff_rows * stiff_columns
+
     def stiffest(self, s: KronState) -> Tensor:
         return self.c * largest(s.row_form) * largest(s.column_form)
 
@@ -155,8 +187,11 @@ class KronSurrogate(Surrogate[KronState]):
     def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
         """Add c · N κ L̄ D R̄ to the total gradient, and ⟨M, D⟩ to ω, which :meth:`after_step_` takes away at the new D.
 
-        With the forms of both factors that is ρ D ρᵀ, weight by weight, and one thin product U V. It goes through rows
-        that fit a CPU's cache.
+        With the forms of both factors that is ρ D ρᵀ, weight by weight, and two thin products:
+
+            L̄ D R̄ = ρ D ρᵀ + (ρ D B + B' B'ᵀ D B) Bᵀ + B' (B'ᵀ D ρᵀ)     with B' and ρ of L̄, B and ρᵀ of R̄
+
+        It goes through rows that fit a CPU's cache.
 
         Args:
             s: The state, changed in place.
@@ -165,55 +200,60 @@ class KronSurrogate(Surrogate[KronState]):
             total: The gradient that the optimizer will see, changed in place.
             strength: Factor of the penalty; 0.0 where nothing has a past.
         """
-        M, W, W_hat, T = as_matrix(g), as_matrix(theta), as_matrix(s.anchor), as_matrix(total)
+        if self.observes_path:
+            add_along_move_(s.path, g, theta, s.anchor, 1.0)
         if isinstance(strength, float) and strength == 0:
-            for rows in pieces_of_rows(W):
-                s.path.add_(torch.dot(M[rows].reshape(-1), (W[rows] - W_hat[rows]).reshape(-1)))
             return
-        B_rows, rho_rows = s.row_form[:, :-1], s.row_form[:, -1:] * (self.c * strength)
-        B_columns, rho_columns = s.column_form[:, :-1], s.column_form[:, -1]
-        D_B, Bt_D = [], W.new_zeros(B_rows.shape[1], W.shape[1])  # D B_columns and B_rowsᵀ D
-        for rows in pieces_of_rows(W):
-            D = W[rows] - W_hat[rows]
-            s.path.add_(torch.dot(M[rows].reshape(-1), D.reshape(-1)))
-            D_B.append(D @ B_columns)
-            Bt_D.addmm_(B_rows[rows].mT, D)
-            T[rows].addcmul_(D.mul_(rho_columns), rho_rows[rows])
-        if theta.dim() > 1:
-            U = torch.cat([torch.cat(D_B).mul_(rho_rows), B_rows * (self.c * strength)], 1)
-            V = torch.cat([B_columns.mT, Bt_D * rho_columns + (Bt_D @ B_columns) @ B_columns.mT])
-            T.addmm_(U.to(T.dtype), V.to(T.dtype))
+        L = s.row_form * (self.c * strength)
+        if theta.dim() < 2:
+            total.addcmul_((L * s.column_form).view_as(theta), theta - s.anchor)
+            return
+        W, W_hat, T = as_matrix(theta), as_matrix(s.anchor), as_matrix(total)
+        B_rows, rho_rows = L[:, :-1], L[:, -1:]
+        B_columns, rho_columns = s.column_form[:, :-1], s.column_form[:, -1:]
+        rho = rho_columns.mT.contiguous()
+        D_B, Dt_B = W.new_empty(len(B_rows), B_columns.shape[1]), W.new_zeros(len(B_columns), B_rows.shape[1])
+        for w, w_hat, t, d_b, b, rho_m in pieces(W, W_hat, T, D_B, s.row_form[:, :-1], rho_rows):
+            D = w - w_hat
+            torch.mm(D, B_columns, out=d_b)
+            Dt_B.addmm_(D.mT, b)
+            t.addcmul_(D.mul_(rho), rho_m)
+        U = torch.addmm(rho_rows * D_B, B_rows, s.row_form[:, :-1].mT @ D_B)
+        V = rho_columns * Dt_B
+        for left, right in ((U, B_columns), (B_rows, V)):
+            T.addmm_(left.to(T.dtype), right.mT.to(T.dtype))
         if T.data_ptr() != total.data_ptr():  # its memory lies in another order, as channels_last does
             total.copy_(T.view_as(total))
 
     def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
-        M, W, W_hat = as_matrix(g), as_matrix(theta), as_matrix(s.anchor)
-        for rows in pieces_of_rows(W):
-            s.path.sub_(torch.dot(M[rows].reshape(-1), (W[rows] - W_hat[rows]).reshape(-1)))
+        if self.observes_path:
+            add_along_move_(s.path, g, theta, s.anchor, -1.0)
 
-    def add_factors_(self, s: KronState, g: Tensor, samples: int, seen: Factors | None = None, weight: int = 1) -> None:
+    def add_factors_(
+        self, s: KronState, g: Tensor, loss: LossScale, seen: tuple[Tensor, Tensor] | None = None, weight: int = 1
+    ) -> None:
         """Add a step's L and R to the task's.
 
         Args:
             s: The state, changed in place.
             g: M, of θ's shape.
-            samples: B.
-            seen: What the layer's hooks saw. Without it, or if the layer has just grown, the gradient tells the shape.
+            loss: What the layer nearest to the loss told.
+            seen: Sketches of the layer's G ⊗ A. Without them, or if it has just grown, M tells the shape.
             weight: For how many steps it stands.
         """
-        M = as_matrix(g)
-        size = M.square().sum()
+        M, loss = as_matrix(g), LossScale(*(number.to(s.unit) for number in loss))
+        size = torch.dot(M.reshape(-1), M.reshape(-1))
         if s.anchor.dim() < 2:
             rows, columns = M.square(), torch.ones_like(s.columns)
-        elif seen is not None and (seen.rows.shape, seen.columns.shape) == (s.rows.shape, s.columns.shape):
-            rows, columns = seen.rows, seen.columns
+        elif seen is not None and (seen[0].shape, seen[1].shape) == (s.rows.shape, s.columns.shape):
+            rows, columns = seen[0] * loss.factor.square(), seen[1]
         else:
             rows, columns = sketch(M.mT, rank_of(s.rows)), sketch(M, rank_of(s.columns))
-        rows, columns = with_unit_trace(rows), with_unit_trace(columns)
-        counts = weight * (size * rows[:, -1].sum() * columns[:, -1].sum() != 0)  # unless nothing or infinity was told
-        s.rows.add_(rows * (counts * samples * size))
-        s.columns.add_(columns * counts)
-        s.steps.add_(counts)
+        usable = (size > 0) & torch.isfinite(rows[:, -1].sum() + loss.unit)
+        s.rows.add_(torch.where(usable, rows * loss.terms, 0.0), alpha=weight)
+        s.columns.add_(torch.where(usable, with_unit_trace(columns), 0.0), alpha=weight)
+        s.steps.add_(usable, alpha=weight)
+        s.unit.copy_(torch.where(usable, torch.maximum(s.unit, loss.unit), s.unit))
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -226,13 +266,16 @@ class KronSurrogate(Surrogate[KronState]):
             "past_rows": self.gamma * s.past_rows + L,
             "past_columns": self.gamma * s.past_columns + R,
             "tasks": self.gamma * s.tasks + 1,
-            "drop": self.gamma * s.drop + s.path.clamp(min=0),
-            "rise": self.gamma * s.rise + 0.5 * (times(form(L), D, form(R)) * D).sum(),
         }
+        if self.scale == "path":
+            above, below = s.path.clamp(min=0), 0.5 * (times(form(L), D, form(R)) * D).sum()
+        else:
+            above, below = torch.full_like(s.unit, STRENGTH), s.unit
+        past |= {"above": self.gamma * s.above + above, "below": self.gamma * s.below + below}
         return self.with_past(theta, past)
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> KronState:
-        """Return the state whose factors are the sums of the importance by rows and by columns, and κ = 1."""
+        """Return the state whose factors are the sums of the importance by rows and by columns."""
         omega = as_matrix(2 * importance)
         rows, columns = omega.sum(1), omega.sum(0)
         s = self.init(theta)
@@ -240,6 +283,8 @@ class KronSurrogate(Surrogate[KronState]):
             "past_rows": sketch_of_counts(rows, rank_of(s.rows)),
             "past_columns": sketch_of_counts(columns / columns.sum().clamp(min=TINY), rank_of(s.columns)),
             "tasks": torch.ones_like(s.tasks),
+            "above": torch.full_like(s.tasks, 1.0 if self.scale == "path" else STRENGTH),
+            "below": torch.ones_like(s.tasks),
         }
         return self.with_past(theta, past)
 
@@ -255,9 +300,7 @@ class KronSurrogate(Surrogate[KronState]):
         """
         fresh = {"rows": torch.zeros_like(past["past_rows"]), "columns": torch.zeros_like(past["past_columns"])}
         s = self.init(theta)._replace(**past, **fresh)  # of the rank that the past has
-        kappa = torch.ones_like(s.rise)
-        if self.scale == "path":
-            kappa = torch.where(s.rise == 0, 1.0, s.drop / s.rise)
+        kappa = torch.where(s.below == 0, 1.0, s.above / s.below)
         row_form = form(s.past_rows)  # of N L̄
         row_form[:, :-1] *= kappa.sqrt()
         row_form[:, -1] *= kappa
@@ -281,18 +324,18 @@ class KronSurrogate(Surrogate[KronState]):
         return KronState(**{**fields, "anchor": anchor})
 
 
-def pieces_of_rows(W: Tensor) -> list[slice]:
-    """Return slices of rows: on a CPU as many at a time as fit its cache, on a GPU all.
+def add_along_move_(path: Tensor, g: Tensor, theta: Tensor, anchor: Tensor, factor: float) -> None:
+    """Add ⟨M, W − Ŵ⟩ to ω, times a factor.
 
     Args:
-        W: A matrix.
-
-    Returns:
-        The slices in their order.
+        path: ω, changed in place.
+        g: M.
+        theta: W.
+        anchor: Ŵ.
+        factor: The factor.
     """
-    m, n = W.shape
-    step = max(PIECE // max(n, 1), 1) if W.is_cpu else max(m, 1)
-    return [slice(begin, begin + step) for begin in range(0, m, step)]
+    for m, w, w_hat in pieces(g, theta, anchor):
+        path.add_(torch.dot(m.reshape(-1), (w - w_hat).reshape(-1)), alpha=factor)
 
 
 class KronALASSO(Regularizer):
@@ -300,16 +343,16 @@ class KronALASSO(Regularizer):
 
     It needs no data at the end of a task and no search. :meth:`attach` also puts hooks on the model's linear layers,
     convolutions and embeddings, which see what these get and what they are told. Attach before you train, and again
-    when the model got new layers. Hooks do not run in a compiled model, and FSDP2 cuts a weight into matrices of their
-    own: there the gradient alone tells the shape, and a state of shards cannot be saved.
+    when the model got new layers. They break a compiled model's graph. FSDP2 cuts a weight into matrices of their own:
+    there the gradient alone tells the shape, and a state of shards cannot be saved.
 
     Args:
         model: The model to protect.
         c: Weight of the past against the present.
         rank: Directions that each factor keeps, beside a diagonal.
-        every: Look at the factors in every so many steps, after the first hundred; the path is followed in all.
-        scale: "path": the surrogate rises by the loss drop along the path of training, whatever the loss's scale.
-            "fisher": the factors' own scale, κ = 1, for a loss that is a mean over the batch; it needs another c.
+        every: Look at the factors in every so many steps, after the first hundred; a path is followed in all.
+        scale: "fisher": the Fisher information in the loss's own unit, which the layer nearest to the loss tells.
+            "path": the surrogate rises by the loss drop along the path of training; no layer has to be known.
         gamma: Share of the past that each new task keeps, from 0 to 1; below 1 for streams without an end.
         exclude: Shell-style patterns of parameter names to leave alone.
 
@@ -342,18 +385,23 @@ class KronALASSO(Regularizer):
         c: float = 1.0,
         rank: int = 32,
         *,
-        every: int = 4,
-        scale: Scale = "path",
+        every: int = 10,
+        scale: Scale = "fisher",
         gamma: float = 1.0,
         exclude: str | Iterable[str] = (),
     ) -> None:
         self.taps = Taps()
-        self._samples = 1  # in a batch, as far as the layers tell
         super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude)
 
     def attach(self, optimizer: Optimizer, compile: bool = False) -> KronALASSO:
         super().attach(optimizer, compile)
         self.taps.put(self)
+        if self.scale == "fisher" and not self.taps:
+            self.detach()
+            raise AlassoError(
+                "no linear layer, convolution or embedding of torch's is here whose gradients tell the loss's scale; "
+                'use KronALASSO(model, scale="path")'
+            )
         return self
 
     def detach(self) -> None:
@@ -365,7 +413,8 @@ class KronALASSO(Regularizer):
         if self.taps:
             self.taps.put(self)
 
-    def warm_start(self, *args: Any, **kwargs: Any) -> None:
+    @wraps(Regularizer.warm_start)
+    def warm_start(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         was_attached = bool(self.taps)
         self.taps.remove()  # what measures importance is no training, and vmap cannot follow hooks
         try:
@@ -388,19 +437,36 @@ class KronALASSO(Regularizer):
         if not (weight := self.step_kind):
             return
         surrogate: KronSurrogate = self.protected.surrogate  # type: ignore[assignment]
+        scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+
+        def gradient_of(p: nn.Parameter) -> Tensor:
+            assert p.grad is not None
+            return task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
+
         held = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         trained = {name: p for p in held if (name := self.protected.name_of(p)) is not None}
         states = {name: self.protected.state_of(name, p) for name, p in trained.items()}
+        if not trained:
+            return
+        loss = self.taps.loss_scale(gradient_of, self.protected.states, next(iter(states.values())).anchor)
         seen = self.taps.take(trained, states)
-        if counts := [one.samples for told in seen.values() for one in told]:
-            self._samples = mode(counts)  # some layers see positions as samples, or are called several times
-        scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         for name, p in trained.items():
             state, told = states[name], None
             if seen[name] and not is_sharded(p):  # a shard is a matrix of its own
                 told = joined(seen[name])
-            g = task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
-            surrogate.add_factors_(state, g.to(state.anchor.dtype), self._samples, told, weight)
+            self.notes.factors[name] = (
+                "diagonal" if p.dim() < 2 else "of its gradient" if told is None else "of the layer"
+            )
+            surrogate.add_factors_(state, gradient_of(p).to(state.anchor.dtype), loss, told, weight)
+
+    def _check_was_trained(self) -> None:
+        super()._check_was_trained()
+        trained = {name: s for name, s in self.protected.states.items() if bool(s.steps)}
+        if self.scale == "fisher" and (blind := [name for name, s in trained.items() if not bool(s.unit)]):
+            raise AlassoError(
+                f"no layer that hooks can see has told the loss's scale for {some_of(blind)}: their forward was not "
+                'called; use KronALASSO(model, scale="path")'
+            )
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_shards()

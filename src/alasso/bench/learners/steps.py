@@ -49,6 +49,7 @@ class RecordedSteps(Steps):
         # What a step does differs from task to task: other examples, other columns, another penalty.
         self.recorded: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, StepPlan]] = {}
         self.made: Counter[tuple[int, ...]] = Counter()
+        torch.cuda.empty_cache()  # a graph's memory is its own, and is not taken again after it
 
     def begin_epoch(self, plans: Sequence[StepPlan]) -> None:
         self.plans = on_device(plans, self.learner.device)
