@@ -238,14 +238,12 @@ class Regularizer:
         return {}
 
     def _check_was_trained(self) -> None:
-        surrogate = self.protected.surrogate
-        if (surrogate.observes_path or surrogate.learns_from_steps) and self.steps == 0:
+        own = self.protected.surrogate
+        if (own.observes_path or own.learns_from_steps) and self.steps == 0:
             since = " since the last one" if self.tasks else ""
             what_to_do = "train with the optimizer that is attached" if self._attached else "call attach(optimizer)"
-            raise AlassoError(
-                f"consolidate() has seen no optimizer step{since}; {what_to_do} before it "
-                "(a copied optimizer loses its hooks)"
-            )
+            why = "(a copied optimizer loses its hooks)"
+            raise AlassoError(f"consolidate() has seen no optimizer step{since}; {what_to_do} before it {why}")
         if self.tasks and not (self.steps or self.is_attached or self._penalty_was_taken):
             warn(
                 f"{type(self).__name__} is attached to no optimizer, and penalty() was part of no loss: nothing "
@@ -341,12 +339,12 @@ class Regularizer:
             A scalar, differentiable by the weights.
         """
         self._penalty_was_taken |= torch.is_grad_enabled()
-        if any(self.protected.name_of(parameter) is None for parameter in self.protected.named().values()):
+        if None in map(self.protected.name_of, self.protected.named().values()):
             self.look()  # a head grew or was replaced
         terms = []
-        for name, parameter in self.protected:
-            state = self.protected.state_of(name, parameter)
-            terms.append((self.surrogate.penalty(local(parameter).to(state.anchor.dtype), state), parameter))
+        for name, p in self.protected:
+            state = self.protected.state_of(name, p)
+            terms.append((self.surrogate.penalty(local(p).to(state.anchor.dtype), state), p))
         total = total_of(terms) if terms else torch.zeros(())
         if self.is_attached and total.requires_grad:
             total.register_hook(self._warn_that_it_counts_twice)
@@ -365,8 +363,8 @@ class Regularizer:
         Returns:
             {parameter name: Ω ≥ 0}, shaped and sharded like the parameter.
         """
-        parameters, states = dict(self.protected), self.protected.states
-        return {name: as_sharded(self.surrogate.importance(s), parameters.get(name)) for name, s in states.items()}
+        parameters, of = dict(self.protected), self.surrogate.importance
+        return {name: as_sharded(of(s), parameters.get(name)) for name, s in self.protected.states.items()}
 
     def anchor(self) -> dict[str, Tensor]:
         """Return the weights that the penalty pulls to.
