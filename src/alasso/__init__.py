@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alasso import optim
+    from alasso._tune import Tuned, tune
     from alasso.errors import AlassoError, DivergedError
     from alasso.methods.alasso import ALASSO
     from alasso.methods.base import Surrogate
@@ -28,8 +29,10 @@ __all__ = [
     "OnlineEWC",
     "Regularizer",
     "Surrogate",
+    "Tuned",
     "__version__",
     "optim",
+    "tune",
 ]
 
 _HOME = {
@@ -44,6 +47,8 @@ _HOME = {
     "Regularizer": "alasso.regularizer",
     "SI": "alasso.methods.si",
     "Surrogate": "alasso.methods.base",
+    "Tuned": "alasso._tune",
+    "tune": "alasso._tune",
 }
 
 
