@@ -37,6 +37,7 @@ from _measure import (
 from torch import nn
 
 import alasso
+from alasso.regularizer import CHECK_EVERY
 
 SMALL = (784, 63, 10)  # 50,095 weights
 DEFAULT, FUSED = "default Adam", "fused Adam"
@@ -51,6 +52,7 @@ BARS = {  # largest ratio to fused Adam, and to default Adam
 SMALL_BAR = 0.15  # milliseconds that hooks add to a step
 FIRST_BAR = 50.0  # milliseconds that hooks add to the first step
 FIRST_REPEATS = 3
+CHECK_BAR = 0.01  # of a step with hooks that looking for NaN costs, spread over the steps between two looks
 
 Make = Callable[[nn.Module], tuple[torch.optim.Optimizer, alasso.ALASSO | None]]
 
@@ -132,6 +134,26 @@ def small(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def check(options: argparse.Namespace) -> dict[str, Any]:
+    """What a look for NaN costs, as a share of a step: it is taken every ``CHECK_EVERY`` steps."""
+    found, rows = {}, []
+    for name, sizes in (("large", SIZES), ("small", SMALL)):
+        model = network(*sizes, device=options.device)
+        optimizer, reg = hooked(model, True)
+        step = training_step(model, optimizer, *random_batch(sizes, BATCH, options.device))
+        step()
+        reg.consolidate()
+        step()
+        cases = {"step": step, "look": lambda reg=reg: reg.protected.check_finite(1)}
+        times = interleaved(cases, options.rounds, options.device, untimed=1, timed=3)
+        share = {key: value / CHECK_EVERY for key, value in ratio(times, "look", "step").items()}
+        found[name] = {"milliseconds": milliseconds(times, "look"), "share of a step": share}
+        bar = verdict(share["median"], CHECK_BAR)
+        rows.append([name, f"{found[name]['milliseconds']:.3f}", f"{share['median']:.5f}", bar])
+    table(f"A look for NaN, every {CHECK_EVERY} steps", ["network", "ms", "share of a step", "bar"], rows)
+    return found
+
+
 def first_step(name: str, device: str) -> float:
     """Milliseconds of the longer of the first step and the first one with a penalty; the optimizer's part alone."""
     model = network(*SIZES, device=device)
@@ -196,7 +218,12 @@ def main() -> None:
     if options.first_step:
         print(first_step(options.first_step, options.device))
         return
-    found = {"step": large(options), "small": small(options), "first step": first(options)}
+    found = {
+        "step": large(options),
+        "small": small(options),
+        "check": check(options),
+        "first step": first(options),
+    }
     keep("step", options, found)
 
 

@@ -68,8 +68,11 @@ class ProtectedParameters:
     # -- names -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
-        known = self._by_address().values()
-        return iter([(name, parameter) for name, parameter in known if parameter.requires_grad or name in self.states])
+        trained = []
+        for name, parameter in self._by_address().values():
+            if parameter.requires_grad or name in self.states:
+                trained.append((name, parameter))
+        return iter(trained)
 
     def named(self) -> dict[str, nn.Parameter]:
         """Return all parameters of real numbers that no pattern leaves out, frozen ones, too."""
@@ -152,7 +155,8 @@ class ProtectedParameters:
 
     def end_task(self, states: Mapping[str, Any]) -> None:
         """Take over the states that a task ended with, and the present parameters as they are."""
-        self.put_all(states)
+        self.states.update(states)
+        self.version += 1
         self._replaced.clear()
 
     def state_of(self, name: str, parameter: nn.Parameter) -> Any:
@@ -183,6 +187,22 @@ class ProtectedParameters:
             check_growth(name, state.anchor.shape, theta.shape)
             state = self.surrogate.grown(state, theta)
         return moved_like(state, theta)
+
+    def check_states(self, names: Iterable[str]) -> None:
+        """Refuse states that are not finite: nobody could load them."""
+        states = {name: self.states[name] for name in names if name in self.states}
+        tensors = {f"{field} of {name}": t for name, state in states.items() for field, t in state._asdict().items()}
+        check_finite(tensors, self.named().values(), "in the state to save")
+
+    def check_finite(self, step: int) -> None:
+        """Refuse weights that are not finite, and so what was seen of the steps of the task."""
+        tensors = {}
+        for name, parameter in self:
+            tensors[name] = local(parameter).detach()
+            if (state := self.states.get(name)) is not None:  # not one that has just been thawed
+                fields = state._asdict().items()
+                tensors |= {f"{field} of {name}": t for field, t in fields if field not in ("anchor", "omega")}
+        check_finite(tensors, self.named().values(), f"before step {step} of the task")
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -241,14 +261,14 @@ def check_growth(name: str, old: torch.Size, new: torch.Size) -> None:
 def check_importance(
     importance: Iterable[tuple[str, Tensor]],
     parameters: Mapping[str, Tensor],
-    moves: Mapping[str, Tensor] = types.MappingProxyType({}),
+    others: Mapping[str, Tensor] = types.MappingProxyType({}),
 ) -> None:
     """Refuse importance that is not finite, or zero everywhere, on all ranks alike.
 
     Args:
         importance: By the parameters' names.
         parameters: The parameters themselves, which tell the ranks.
-        moves: How far the task has moved them: weights that are not finite have no importance.
+        others: Scalars that must be finite as well: how far the task has moved a parameter, how stiff it becomes.
 
     Raises:
         AlassoError: It is zero everywhere.
@@ -258,9 +278,9 @@ def check_importance(
     for name, omega in importance:
         names.append(name)
         flags[0] |= int(bool(omega.any()))
-        is_finite = torch.isfinite(omega).all() and torch.isfinite(moves.get(name, omega.new_zeros(())))
+        is_finite = torch.isfinite(omega).all() and torch.isfinite(others.get(name, omega.new_zeros(())))
         flags.append(int(not is_finite))
-    # A rank sees only its own shards, but either all ranks continue or none does.
+    # A rank sees its own shards alone, but either all ranks continue or none does.
     any_importance, *odd = agreed(flags, parameters.values())
     for name, is_odd in zip(names, odd, strict=True):
         if is_odd:
@@ -275,6 +295,34 @@ def check_importance(
             "importance is zero for every weight: nothing was learned that could be protected "
             "(did the weights move, and did gradients reach them?)"
         )
+
+
+@torch.no_grad()
+def check_finite(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], when: str) -> None:
+    """Refuse tensors that are not finite, on all ranks alike; look at nothing while a CUDA graph is recorded.
+
+    Args:
+        tensors: By what they are called; each is read once, and the device is waited for once.
+        parameters: Tell the ranks.
+        when: Says in the message when they were looked at.
+
+    Raises:
+        DivergedError: One is not finite.
+    """
+    kept = {name: t for name, t in tensors.items() if t.is_floating_point()}
+    if not kept or any(is_recording(t.device) for t in kept.values()):
+        return
+    norms = torch._foreach_norm(list(kept.values()))
+    seem_fine = torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).isfinite().tolist()
+    # A norm may overflow where no number does.
+    flags = [int(not fine and not t.isfinite().all()) for t, fine in zip(kept.values(), seem_fine, strict=True)]
+    for name, is_odd in zip(kept, agreed(flags, parameters), strict=True):
+        if is_odd:
+            raise DivergedError(
+                f"{name} is NaN or infinite {when}: the training diverged (are the inputs finite? a smaller learning "
+                "rate, c or lam helps, and a larger xi); to continue, load model, optimizer and regularizer as they "
+                "were before that"
+            )
 
 
 def begins_with(theta: Tensor, before: Tensor) -> bool:

@@ -96,6 +96,11 @@ class StepHooks:
 
     def add(self, regularizer: Regularizer, compile: bool) -> None:
         """Work for this regularizer from now on."""
+        if others := [one for one in self.regularizers if one is not regularizer and one.model is regularizer.model]:
+            warn(
+                f"another regularizer of this model ({type(others[0]).__name__}) is attached to this optimizer: both "
+                "will pull; if the new one takes the old one's place, detach() the old one"
+            )
         self._forget_plans()
         self.plans.compile[regularizer] = compile
         optimizer = self._optimizer()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -19,10 +18,12 @@ from alasso._step_hooks import StepHooks, base_optimizer
 from alasso._summary import Notes, Summary, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
 from alasso.importance._objectives import Loss
-from alasso.methods.base import Surrogate, check_choice, check_non_negative
+from alasso.methods.base import Surrogate, check_choice, check_non_negative, check_spelling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+CHECK_EVERY = 64  # steps: looking for NaN reads the weights and ω once, and waits for a GPU
 
 Loader = Iterable[Any]
 Head = Callable[[Any], Tensor]
@@ -103,11 +104,6 @@ class Regularizer:
                 f"build it from the parameters of the model given to {type(self).__name__}"
             )
         hooks = StepHooks.of(optimizer)
-        if others := [one for one in hooks.regularizers if one is not self and one.model is self.model]:
-            warn(
-                f"another regularizer of this model ({type(others[0]).__name__}) is attached to this optimizer: both "
-                "will pull; if the new one takes the old one's place, detach() the old one"
-            )
         hooks.add(self, compile)
         self._attached = [one for one in self._attached if one.is_alive and one is not hooks] + [hooks]
         self.protected.warn_of_replaced()
@@ -163,10 +159,13 @@ class Regularizer:
         Args:
             optimizer: The one that makes it.
         """
-        if self.steps == 0:
+        steps = self.steps
+        if steps == 0:
             self._before_first_step()
-        if self.steps & (self.steps + 1) == 0:  # in the steps 1, 2, 4, 8, …
+        if is_early := steps & (steps + 1) == 0:  # in the steps 1, 2, 4, 8, …
             self.notes.see_gradients(self.protected, optimizer)
+        if is_early or steps % CHECK_EVERY == CHECK_EVERY - 1:
+            self.protected.check_finite(steps + 1)
 
     @torch.no_grad()
     def _before_first_step(self) -> None:
@@ -197,16 +196,18 @@ class Regularizer:
         protected.look(self._is_at_anchors)
         with torch.enable_grad():
             measured = self.measure(loader, head)
-        new_states, moves = {}, {}
+        new_states, moves, finite = {}, {}, {}
         with torch.no_grad():
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
                 moves[name] = (theta - state.anchor).square().sum()
+                stiffness = protected.surrogate.typical_stiffness(new_states[name])
+                finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
         importance = zip(new_states, map(protected.surrogate.importance, new_states.values()), strict=True)
-        check_importance(measured.items() or importance, parameters, moves)
+        check_importance(measured.items() or importance, parameters, finite)
         protected.end_task(new_states)
         self.notes.task_ends(moves, parameters)
         self.tasks += 1
@@ -293,12 +294,14 @@ class Regularizer:
                 measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
             else:
                 measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
-        check_importance(measured.items(), parameters)
         with torch.inference_mode(False), torch.no_grad():
             new_states = {}
             for name, parameter in parameters.items():
                 theta = weights_of(parameter)
-                new_states[name] = self.surrogate.warm_start(theta, (scale * measured[name]).to(theta.dtype))
+                measured[name] = (scale * measured[name]).to(theta.dtype)
+                new_states[name] = self.surrogate.warm_start(theta, measured[name])
+            stiffness = {name: self.surrogate.typical_stiffness(state)[1] for name, state in new_states.items()}
+            check_importance(measured.items(), parameters, stiffness)
             self.protected.put_all(new_states)
         self.tasks = 1
 
@@ -415,17 +418,10 @@ class Regularizer:
         self.surrogate = replace(self.surrogate, **saved)  # type: ignore[type-var]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name) and self.__dict__:
-            self._check_spelling(name)
+        is_new = name not in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name)
+        if is_new and "protected" in self.__dict__:
+            check_spelling(self, name)
         super().__setattr__(name, value)
-
-    def _check_spelling(self, name: str) -> None:
-        """Refuse a new attribute that looks like a misspelled setting: ``reg.Xi``, ``reg.epsilon_prim``."""
-        known = vars(self.protected.surrogate) if "protected" in self.__dict__ else {}
-        if name in known:
-            raise AlassoError(f"{type(self).__name__} does not declare {name}: add {name} = Setting() to the class")
-        if meant := get_close_matches(name.lower(), known, 1, 0.85):
-            raise AlassoError(f"{type(self).__name__} has no setting {name!r}; did you mean {meant[0]}?")
 
     # -- saving ----------------------------------------------------------------------------------------------
 
@@ -437,8 +433,12 @@ class Regularizer:
 
         Returns:
             A dictionary of tensors, numbers and strings only, which ``torch.save`` takes.
+
+        Raises:
+            DivergedError: The state holds NaN or infinite numbers, and could not be loaded again.
         """
         parameters, in_model = dict(self.protected), self.protected.named()
+        self.protected.check_states(in_model)
         partial = self.surrogate.partial
         return {
             "version": STATE_VERSION,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from alasso import EWC, IMM, OnlineEWC
+from alasso import EWC, IMM, SI, OnlineEWC
 from alasso.errors import AlassoError
 from alasso.importance import _pass as importance_pass
 from alasso.importance import fisher, squared_output_norm
@@ -35,10 +35,14 @@ def reference_fisher(model: nn.Module, x: Tensor, y: Tensor, labels: str, head: 
     model.eval()
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
     for i in range(len(x)):
-        log_p = F.log_softmax(head(model(x[i : i + 1])), dim=1)[0]
+        z = head(model(x[i : i + 1]))
+        if labels == "reversed":  # of the classes that are not ruled out
+            z = torch.where(z > -torch.inf, -z, -torch.inf)
+        log_p = F.log_softmax(z, dim=1)[0]
         possible = [c for c in range(len(log_p)) if log_p[c] > -torch.inf]
         for c in possible:
-            weight = {"true": float(c == y[i]), "expected": float(log_p[c].exp()), "uniform": 1 / len(possible)}[labels]
+            is_true = float(c == y[i])
+            weight = {"expected": float(log_p[c].exp()), "uniform": 1 / len(possible)}.get(labels, is_true)
             if weight > 0:
                 for name, gradient in _gradients(log_p[c], model).items():
                     total[name] += weight * gradient**2
@@ -265,7 +269,7 @@ def setting(name: str, samples: int = 7) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, torch.randint(3, (samples,))
 
 
-@pytest.mark.parametrize("labels", ["true", "expected", "uniform"])
+@pytest.mark.parametrize("labels", ["true", "expected", "uniform", "reversed"])
 @pytest.mark.parametrize("name", NETS)
 def test_fisher_is_exact(name: str, labels: str) -> None:
     model, x, y = setting(name)
@@ -299,12 +303,17 @@ def test_common_layers_need_no_gradients_of_single_samples(name: str, monkeypatc
 
 @pytest.mark.parametrize("name", ["sequence", "called-twice", "shared-parameter", "flat-positions"])
 def test_other_parameters_go_through_vmap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("vmap gave up")
+    rows = []
+    by_backward = importance_pass.ImportancePass._sum_by_backward
 
-    monkeypatch.setattr(importance_pass.ImportancePass, "_one_sample", refuse)
+    def watched(self: object, parameters: object, x: object, y: Tensor) -> list[Tensor]:
+        rows.append(len(y))
+        return by_backward(self, parameters, x, y)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(importance_pass.ImportancePass, "_sum_by_backward", watched)
     model, x, y = setting(name)
     assert_same(fisher(model, [(x, y)]), reference_fisher(model, x, y, "true"))
+    assert rows == [2], "more went by ordinary backward passes than the samples that are to show that vmap is right"
 
 
 def test_memory_bound_splits_layers_without_changing_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +336,7 @@ def add_to_others(output: Tensor) -> Tensor:
 def test_masked_classes_leave_no_trace(name: str, head: Head) -> None:
     model, x, y = setting(name)
     y = y.where(y != 1, 0)
-    for labels in ("true", "expected", "uniform"):
+    for labels in ("true", "expected", "uniform", "reversed"):
         found = fisher(model, [(x, y)], labels=labels, head=head)
         assert_same(found, reference_fisher(model, x, y, labels, fill_others))
     assert_same(squared_output_norm(model, [(x, y)], head=head), reference_mas(model, x, lambda o: o[:, [0, 2]]))
@@ -347,6 +356,33 @@ def test_uniform_labels_do_not_vanish_where_the_model_is_certain() -> None:
     }
     assert all(float(value.sum()) == 0 for value in certain["expected"].values())
     assert all(float(value.sum()) > 0 for value in certain["uniform"].values())
+
+
+def test_reversed_labels_do_not_vanish_where_the_model_is_certain_and_right() -> None:
+    model, x, _ = setting("mlp")
+    y = model(x).argmax(1)
+    sure = {one: fisher(model, [(x, y)], labels=one, head=lambda z: 1e6 * z)["4.bias"] for one in ("true", "reversed")}
+    assert not sure["true"].any() and sure["reversed"].any()
+
+
+@pytest.mark.parametrize("make", [EWC, OnlineEWC, lambda model, labels: IMM(model, "mode", labels=labels)])
+def test_methods_take_reversed_labels(make: Callable[..., EWC]) -> None:
+    model, x, y = setting("mlp")
+    reg = make(model, labels="reversed")
+    expected = reference_fisher(model, x, y, "reversed")
+    reg.consolidate([(x, y)])
+    again = make(model, labels="true")
+    again.load_state_dict(reg.state_dict())
+    assert again.labels == "reversed"
+    if not isinstance(reg, IMM):
+        assert_same(reg.importance(), expected)
+
+
+def test_a_warm_start_takes_reversed_labels() -> None:
+    model, x, y = setting("mlp")
+    reg = SI(model)
+    reg.warm_start([(x, y)], labels="reversed", scale=0.5)
+    assert_same(reg.importance(), {n: 0.5 * f for n, f in reference_fisher(model, x, y, "reversed").items()})
 
 
 def test_loss_of_ones_own() -> None:
@@ -506,6 +542,137 @@ def test_a_model_with_several_outputs_needs_a_head() -> None:
     with pytest.raises(AlassoError, match="answers with a tuple, not with a tensor: pass a head"):
         fisher(model, [(x, y)])
     assert fisher(model, [(x, y)], head=lambda output: output[0])["weight"].any()
+
+
+class TwoInputs(nn.Module):
+    """A model of several arguments, which answers with several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(5, 4), nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(
+        self, left: Tensor, right: Tensor | None = None, gain: float = 1.0, answer: str = "logits"
+    ) -> dict[str, Tensor]:
+        h = self.left(left) if right is None else self.left(left) * self.right(right)
+        return {"hidden": h, answer: self.head(torch.tanh(gain * h))}
+
+
+def two_inputs() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    torch.manual_seed(5)
+    left, right = torch.randn(6, 5, dtype=DOUBLE), torch.randn(6, 3, dtype=DOUBLE)
+    return TwoInputs().to(DOUBLE), left, right, torch.randint(3, (6,))
+
+
+def reference_of_two(model: nn.Module, left: Tensor, right: Tensor, y: Tensor, gain: float) -> dict[str, Tensor]:
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for i in range(len(left)):
+        log_p = F.log_softmax(model(left[i : i + 1], right[i : i + 1], gain)["logits"], dim=1)[0, y[i]]
+        for name, gradient in _gradients(log_p, model).items():
+            total[name] += gradient**2 / len(left)
+    return total
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda left, right, y: ((left, right, 2.0), y),
+        lambda left, right, y: [[left, right, 2.0], y],
+        lambda left, right, y: ({"right": right, "gain": 2.0, "left": left}, y),
+        lambda left, right, y: {"left": left, "labels": y, "right": right, "gain": 2.0},
+        lambda left, right, y: {"left": left, "labels": y, "right": right, "gain": torch.tensor(2.0, dtype=DOUBLE)},
+    ],
+    ids=["tuple", "list", "mapping and labels", "mapping", "number in a tensor"],
+)
+def test_a_model_may_have_several_arguments_and_answer_with_a_mapping(batch: Callable[..., object]) -> None:
+    model, left, right, y = two_inputs()
+    expected = reference_of_two(model, left, right, y, gain=2.0)
+    loader = [batch(left[:4], right[:4], y[:4]), batch(left[4:], right[4:], y[4:])]
+    assert_same(fisher(model, loader), expected)
+    reg = EWC(model)
+    reg.consolidate(loader)
+    assert_same(reg.importance(), expected)
+    found = squared_output_norm(model, loader, head=lambda output: output["hidden"])
+    assert found["left.weight"].any() and not found["head.weight"].any()
+
+
+def test_arguments_that_are_none_are_passed_on() -> None:
+    model, left, _, y = two_inputs()
+    found = fisher(model, [((left, None), y)])
+    assert found["left.weight"].any() and not found["right.weight"].any()
+
+
+def test_a_mapping_without_logits_needs_a_head() -> None:
+    model, left, right, y = two_inputs()
+    batch = ({"left": left, "right": right, "answer": "y"}, y)
+    with pytest.raises(AlassoError, match=r"answers with a dict.*head=lambda output: output\['hidden'\]"):
+        fisher(model, [batch])
+    assert_same(
+        fisher(model, [batch], head=lambda output: output["y"]), reference_of_two(model, left, right, y, gain=1.0)
+    )
+
+
+def test_inputs_of_different_lengths_are_refused() -> None:
+    model, left, right, y = two_inputs()
+    with pytest.raises(AlassoError, match="a row for each sample"):
+        fisher(model, [((left, right[:2]), y)])
+    with pytest.raises(AlassoError, match="Labels must be a tensor, not list"):
+        fisher(model, [((left, right), y.tolist())])
+
+
+def test_a_head_for_each_task_is_chosen_by_a_word() -> None:
+    class Heads(nn.Module):
+        def __init__(self, parts: nn.ModuleDict) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, x: Tensor, task: str) -> Tensor:
+            return self.parts[task](torch.tanh(self.parts["body"](x)))
+
+    torch.manual_seed(2)
+    parts = nn.ModuleDict({"body": nn.Linear(5, 4), "a": nn.Linear(4, 3), "b": nn.Linear(4, 2)}).to(DOUBLE)
+    x, y = torch.randn(6, 5, dtype=DOUBLE), torch.tensor([0, 1, 2, 0, 1, 2])
+    with pytest.raises(AlassoError, match=r"ModuleDict has no forward\(\)"):
+        EWC(parts).consolidate([(x, y)])
+    found = fisher(Heads(parts), [({"x": x, "task": "a"}, y)])
+    expected = reference_fisher(nn.Sequential(parts["body"], nn.Tanh(), parts["a"]), x, y, "true")
+    assert_same(
+        {n: f for n, f in found.items() if ".b." not in n}, dict(zip(list(found)[:4], expected.values(), strict=True))
+    )
+    assert not found["parts.b.weight"].any()
+
+
+def test_samples_that_influence_one_another_are_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3, affine=False, track_running_stats=False), nn.ReLU())
+    model += nn.Sequential(nn.Flatten(), nn.Linear(27, 3))
+    x, y = torch.randn(6, 2, 4, 4), torch.randint(3, (6,))
+    with pytest.raises(AlassoError, match="by itself otherwise than within a batch"):
+        fisher(model, [(x, y)])
+
+
+def test_a_model_that_answers_by_chance_is_measured() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.rand_like(x[:, :1])
+
+    torch.manual_seed(0)
+    assert fisher(Noisy(5, 3), [(torch.randn(6, 5), torch.randint(3, (6,)))])["weight"].any()
+
+
+def test_hooks_that_act_on_gradients_are_not_called() -> None:
+    """An optimizer may step within backward, by hooks on its parameters."""
+    model, x, y = setting("branching")
+    calls: list[Tensor] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(calls.append)
+        parameter.register_hook(calls.append)
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    fisher(model, [(x, y)])
+    assert not calls and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(p, expected[name]) for name, p in model.named_parameters())
+    model(x).sum().backward()
+    assert len(calls) == 2 * len(expected), "the hooks are there again"
 
 
 def test_foreign_parameter_is_refused() -> None:

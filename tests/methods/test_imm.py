@@ -1,5 +1,7 @@
 """Incremental moment matching: merges worked by hand, against the closed formulas, and the transfer techniques."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -85,7 +87,7 @@ def test_where_no_task_has_any_precision_the_latest_weights_are_kept(last_weight
     fishers = [tensor(0, 0, 2), tensor(0, 3, 0)]
     *_, (state, merged) = states(IMMSurrogate("mode", last_weight=last_weight), thetas, fishers)
     assert merged.tolist() == [5, 5, 1]  # no one, only the second, only the first
-    assert state.omega.tolist() == [0, 1, 1]
+    assert IMMSurrogate("mode").importance(state).tolist() == [0, 1, 1]
 
 
 def test_a_precision_too_small_to_divide_by_counts_as_none():
@@ -99,7 +101,7 @@ def test_a_weight_that_stood_still_has_no_say_in_the_mean_unless_asked_for():
     first, second = tensor(0, 2), tensor(6, 2)  # started from zeros: one moves in task 2 only, the other in task 1 only
     surrogate = IMMSurrogate("mean")
     state = surrogate.consolidate(surrogate.init(tensor(0, 0)), first)
-    assert state.omega.tolist() == [0, 1]
+    assert surrogate.importance(state).tolist() == [0, 1]
     assert surrogate.consolidate(state, second).anchor.tolist() == [6, 2]
     surrogate = IMMSurrogate("mean", count_unmoved=True)
     state = surrogate.consolidate(surrogate.init(tensor(0, 0)), first)
@@ -121,6 +123,34 @@ def test_penalty_grad_is_the_derivative_of_penalty_and_only_l2_has_one():
         assert_close(surrogate.penalty_grad(theta.detach(), state), expected)
         factor = 0.7 if "l2" in transfer else 0.0
         assert_close(penalty, factor * (omega * (theta - anchor) ** 2).sum())
+
+
+@pytest.mark.parametrize("merge", ["mean", "mode"])
+def test_l2_transfer_pulls_every_weight_as_published(merge):
+    """Lee et al. pay λ‖θ − θ₁‖² for all weights: also for those of an input that was always 0 in the first task."""
+    torch.manual_seed(0)
+    lam, model, (first, second) = 0.5, mlp(6, 8, 4, dtype=torch.float64), toy_tasks(2, dtype=torch.float64)
+    first = [(x * (torch.arange(6) > 0), y) for x, y in first]
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reg = IMM(model, merge, transfer="l2", lam=lam).attach(optimizer)
+    run(model, optimizer, first)
+    reg.consolidate(first)
+    assert (reg.importance()["0.weight"][:, 0] == 0).all()  # they have no say in merging
+    run(model, optimizer, second)
+
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    run(reference, optimizer, first)
+    start = weights(reference)
+    for x, y in second:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(reference(x), y)
+        for p, old in zip(reference.parameters(), start, strict=True):
+            loss = loss + lam * (p - old).square().sum()
+        loss.backward()
+        optimizer.step()
+    for got, expected in zip(weights(model), weights(reference), strict=True):
+        assert_close(got, expected)
 
 
 def test_drop_transfer_worked_by_hand():

@@ -852,8 +852,9 @@ def test_training_that_diverged_is_named(since):
     run(model, optimizer, tasks[0])
     reg.consolidate()
     kept = copy.deepcopy(reg.state_dict())
-    for i, (x, y) in enumerate(tasks[1]):
-        step(model, optimizer, (x * float("nan") if i >= since else x, y))
+    with pytest.raises(DivergedError, match="NaN or infinite before step"):
+        for i, (x, y) in enumerate(tasks[1]):
+            step(model, optimizer, (x * float("nan") if i >= since else x, y))
     with pytest.raises(DivergedError, match="NaN"):
         reg.consolidate()
     assert reg.tasks == kept["tasks"]

@@ -13,9 +13,15 @@ a linear layer with input x_i and output gradient g_i, sample i has the weight g
 
 which costs one matrix product and no per-sample gradient at all.  Layers that share their weight over
 positions (convolutions, linear layers on sequences) need Σ_p g_ip x_ipᵀ first, formed layer by layer and a
-few samples at a time.  All other parameters are differentiated sample by sample with `torch.func.vmap`.
+few samples at a time.  All other parameters are differentiated sample by sample with `torch.func.vmap`.  What both
+cannot follow (parameters in a plain list or in a reentrant checkpoint, say) shows in the first batch, and takes an
+ordinary backward pass for each sample.
 
 Samples must not influence one another in eval mode, which holds for batch norm with running statistics.
+
+A batch is x, (x, y), or a mapping whose "labels" are y and whose other entries are the model's keywords, as Hugging
+Face has it.  A model of several arguments takes x as a tuple of them, ((x1, x2), y), or as a mapping.  Each tensor
+among them has a row for each sample; None, numbers and words are passed on as they are.
 """
 
 from __future__ import annotations
@@ -59,15 +65,16 @@ def fisher(
     Args:
         model: Maps x to logits (N, C), where -inf rules a class out (with "uniform", no other number does).  It runs
             in evaluation mode, and keeps the mode it was in.
-        loader: Yields batches (x, y); unless labels are "true", x alone is enough.  A mapping is passed as
-            model(**batch), without its "labels", which are y.
+        loader: Yields batches (x, y); unless labels are "true" or "reversed", x alone is enough.
         labels: Which y.  "true" takes those of the loader (the empirical Fisher), "sampled" draws one per sample from
             the model's softmax, and "expected" takes the exact expectation Σ_c p_c (∂ log p_c / ∂θ_k)² over all
             classes, at the price of one backward pass per class.  All three vanish where the model is certain and
             right.  "uniform" counts all C classes alike, 1/C Σ_c (∂ log p_c / ∂θ_k)², at the same price.  It does
-            not vanish there, and strictly it is no Fisher information.
+            not vanish there, and strictly it is no Fisher information.  "reversed" takes the loader's labels and
+            negated logits z, (∂ log softmax(−z)_y / ∂θ_k)²: the reversal of EWC-DR (Liu and Chang, CVPR 2026) in the
+            definition above.  It does not vanish where the model is certain and right, and costs no more than "true".
         parameters: Chooses and names the parameters; None for all that require grad.
-        head: Maps the model's output to logits; an output with an attribute `logits` needs none.
+        head: Maps the model's output to logits; an output with an attribute or a key `logits` needs none.
         loss: With labels "true", `loss(output, y)` of shape (N,) replaces -log p.
         generator: Draws the sampled labels.
         chunk: At most so many samples have their own gradients in memory at once.

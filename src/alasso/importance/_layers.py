@@ -71,7 +71,8 @@ def normalized(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, nn.GroupNorm):
         return F.group_norm(x, layer.num_groups, eps=layer.eps)
     assert isinstance(layer, BATCH_NORMS)
-    return F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+    assert layer.running_mean is not None and layer.running_var is not None  # is_direct
+    return F.batch_norm(x, layer.running_mean.to(x.dtype), layer.running_var.to(x.dtype), eps=layer.eps)
 
 
 def by_group(layer: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ the importance of parameter k is the mean over samples of Σ_j m(∂t_ij / ∂θ
     sampled     drawn from p       log p(y_i | x_i)         square
     expected    –                  √p_c log p(c | x_i)      square
     uniform     –                  √(1/C) log p(c | x_i)    square
+    reversed    the loader's       log p⁻(y_i | x_i)        square      with p⁻ = softmax(−z) of the logits z
     – (MAS)     –                  ‖f(x_i)‖²                absolute value
 """
 
@@ -24,7 +25,7 @@ from alasso.errors import AlassoError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-_LABELS = ("true", "sampled", "expected", "uniform")
+_LABELS = ("true", "sampled", "expected", "uniform", "reversed")
 
 
 def no_targets(output: Tensor, y: Tensor | None) -> Tensor:
@@ -68,7 +69,8 @@ def log_likelihood(labels: str, loss: Loss | None, generator: torch.Generator | 
     if loss is not None:
         return Objective(one_column(loss), targets=given_targets)
     targets = ClassTargets()
-    return Objective(log_probability, targets=targets, check=targets.check)
+    terms = reversed_log_probability if labels == "reversed" else log_probability
+    return Objective(terms, targets=targets, check=targets.check)
 
 
 # -- targets -------------------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def given_targets(output: Tensor, y: Tensor | None) -> Tensor:
         AlassoError: The loader has none.
     """
     if y is None:
-        raise AlassoError('labels="true" needs batches (x, y): yield y too, or use "sampled", "expected" or "uniform".')
+        raise AlassoError('These labels are in batches (x, y): yield y too, or use "sampled", "expected" or "uniform".')
     return y
 
 
@@ -135,6 +137,11 @@ def sample_classes(output: Tensor, generator: torch.Generator | None) -> Tensor:
 def log_probability(output: Tensor, y: Tensor) -> Tensor:
     """Return log p(y_i | x_i), (N, 1)."""
     return log_softmax(output).gather(1, y.long()[:, None])
+
+
+def reversed_log_probability(output: Tensor, y: Tensor) -> Tensor:
+    """Return log softmax(−z_i) at y_i, (N, 1); a class that z = −inf rules out stays ruled out."""
+    return log_probability(output.masked_fill(output == -torch.inf, torch.inf).neg(), y)
 
 
 def weighted_log_probabilities(output: Tensor, _: Tensor) -> Tensor:

@@ -4,15 +4,23 @@ For every batch one forward pass records the inputs x and outputs h of the commo
 
     directly            if its layer was called once, with a row for each sample: ∂t/∂h follows from one backward pass,
                         and the layer's formula (:mod:`alasso.importance._layers`) gives the per-sample gradients
-    sample by sample    if not: ∂t_i/∂θ by `vmap`, or in a loop where vmap cannot follow the model
+    sample by sample    if not: ∂t_i/∂θ by `vmap`
+    by ordinary         where vmap cannot follow the model, or where the first batch shows that the routes above are
+    backward passes     wrong: one for each sample, as in training
+
+Two samples of the first batch go by ordinary backward passes in any case, and must come to what the other routes say.
+What these cannot see is then found: parameters that the model keeps in a plain list, in a closure or within a reentrant
+checkpoint, and layers whose rows mix samples.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -21,18 +29,21 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
-from torch.utils.data import Dataset
 
 from alasso._distributed import add_over_ranks_
+from alasso._parameters import some_of
 from alasso.errors import AlassoError
+from alasso.importance._batches import Inputs, Place, batches_of, inputs_and_labels
 from alasso.importance._layers import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
 from alasso.importance._objectives import Objective, at_least_single
 
+log = logging.getLogger("alasso")
+
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
+_TOLERANCE = 0.05  # of what both ways say of a parameter: wrong routes are wrong by far more, TF32 by far less
+
 Head = Callable[[Any], Tensor]
-Inputs = dict[str, Tensor]  # by argument of the model
-_POSITIONAL = ""  # stands for the name of an input without one
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,11 @@ class ImportancePass:
         head: Head | None,
         chunk: int,
     ) -> None:
+        if type(model).forward is nn.Module.forward:
+            raise AlassoError(
+                f"{type(model).__name__} has no forward() that could be measured: put it into a module with one, such "
+                "as forward(x, task), whose batches are ({'x': x, 'task': 'a'}, y)."
+            )
         if chunk < 1:
             raise AlassoError(f"chunk must be at least 1 sample, not {chunk}.")
         self.model, self.objective, self.head, self.chunk = model, objective, head, chunk
@@ -90,6 +106,7 @@ class ImportancePass:
         }
         self.layers_with_sample_rows: dict[Hashable, set[nn.Module]] = {}
         self.vmap_works = True
+        self.missed: set[nn.Parameter] | None = None  # what only ordinary backward passes see; none before any batch
 
     def mean_over(self, loader: Iterable[Any]) -> dict[str, Tensor]:
         """Return the mean over all samples of the loader, and of those of the other ranks.
@@ -98,13 +115,13 @@ class ImportancePass:
             AlassoError: If there are no samples, or the batches do not fit the model.
         """
         device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), None)
-        batches, count = _batches_of(loader), 0
+        batches, count = batches_of(loader), 0
         with _differentiable_eval_mode(self.model, self.sums):
             for batch in batches:
-                x, y = _inputs_and_labels(batch, device)
-                if _rows(x) > 0:
+                x, y = inputs_and_labels(batch, device)
+                if len(x) > 0:
                     self._add_batch(x, y)
-                    count += _rows(x)
+                    count += len(x)
             total = torch.tensor(count, device=device)
             add_over_ranks_((*self.sums.values(), total))
             if total == 0:
@@ -118,24 +135,40 @@ class ImportancePass:
         if not isinstance(output, Tensor):
             raise AlassoError(
                 f"The model answers with a {type(output).__name__}, not with a tensor: pass a head that picks it out, "
-                "such as head=lambda output: output[0]."
+                f"such as head=lambda output: output[{next(iter(output), 0) if isinstance(output, Mapping) else 0!r}]."
             )
-        if output.shape[:1] != (_rows(x),):
-            raise AlassoError(f"The output must have a row for each of {_rows(x)} samples, not {output.shape}.")
+        if output.shape[:1] != (len(x),):
+            raise AlassoError(f"The output must have a row for each of {len(x)} samples, not {tuple(output.shape)}.")
         targets = self.objective.targets(output, y)
         terms = self.objective.terms(output, targets)
+        is_first, self.missed = self.missed is None, self.missed or set()
+        if is_first:
+            self.missed = self._found_missed(terms, x, targets)
         direct, others = self._choose_routes(terms, calls, x)
         if direct:
             self._add_directly(direct, terms, calls)
-        del output, terms, calls  # frees the activations before the other route makes its own
+        del output, terms, calls  # frees the activations before the other routes make their own
         if others:
             self._add_sample_by_sample(others, x, targets)
+        if is_first:
+            self.missed |= self._found_unreached(x, targets)
+        if self.missed:
+            missed = list(self.missed)
+            self._add(missed, self._sum_by_backward(missed, x, targets))
+
+    def _add(self, parameters: Iterable[nn.Parameter], importances: Iterable[Tensor]) -> None:
+        for parameter, importance in zip(parameters, importances, strict=True):
+            self.sums[parameter] += importance
 
     def _output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
         """Return the head's output, (N, …), with ``values`` in place of the parameters of these names."""
-        args, kwargs = ((x[_POSITIONAL],), {}) if _POSITIONAL in x else ((), x)
+        args, kwargs = x.arguments()
         output = self.model(*args, **kwargs) if values is None else functional_call(self.model, values, args, kwargs)
-        found: Tensor = getattr(output, "logits", output) if self.head is None else self.head(output)
+        if self.head is not None:
+            return self.head(output)
+        if isinstance(output, Mapping):
+            output = output.get("logits", output)
+        found: Tensor = getattr(output, "logits", output)
         return found
 
     def _recorded_forward(self, x: Inputs) -> tuple[Tensor, _Calls]:
@@ -162,7 +195,7 @@ class ImportancePass:
         nodes, uses = _walk_graph(terms)
         direct: _Slots = {}
         others: list[nn.Parameter] = []
-        for parameter in (p for p in self.sums if uses[p] > 0):
+        for parameter in (p for p in self.sums if uses[p] > 0 and p not in (self.missed or ())):
             layer, slot = self.homes.get(parameter, (None, ""))
             call = calls[layer][0] if layer in calls and len(calls[layer]) == 1 else None
             once = uses[parameter] == 1 and call is not None and call.output.node in nodes
@@ -178,20 +211,26 @@ class ImportancePass:
 
         Its length alone cannot tell (N, T, D) from (T, N, D) where T = N; a pass of half a batch can.
         """
-        rows, shape = _rows(x), tuple((name, value.shape[1:]) for name, value in x.items())
+        rows, shape = len(x), x.kind
         if len(layer_x) != rows or (isinstance(layer, CONVOLUTIONS) and layer_x.ndim != layer.weight.ndim):
             return False
         if shape not in self.layers_with_sample_rows:
             # A single sample is doubled instead: a table of one row for all samples looks like one sample's row.
-            other = next(_split(x, rows // 2)) if rows > 1 else _map(lambda t: torch.cat((t, t)), x)
+            other = next(x.split(rows // 2)) if rows > 1 else x.with_rows(lambda t: torch.cat((t, t)))
             _, calls = self._recorded_forward(other)
             self.layers_with_sample_rows[shape] = {
-                called for called, (call, *_) in calls.items() if len(call.x) == _rows(other)
+                called for called, (call, *_) in calls.items() if len(call.x) == len(other)
             }
         return layer in self.layers_with_sample_rows[shape]
 
     def _add_directly(self, direct: _Slots, terms: Tensor, calls: _Calls) -> None:
-        """Add what follows from the gradients by the layers' outputs, one backward pass for each column of terms."""
+        """Add what follows from the gradients by the layers' outputs."""
+        for layer, g in self._gradients_by_outputs(direct, terms, calls):
+            for slot in direct[layer]:
+                self._add_slot(layer, slot, calls[layer][0].x, g)
+
+    def _gradients_by_outputs(self, direct: _Slots, terms: Tensor, calls: _Calls) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Yield layers and gradients by their outputs, from one backward pass for each column of terms."""
         edges = [calls[layer][0].output for layer in direct]
         # Classes whose probability is 0 (or 1) for every sample have no gradient.
         columns = terms.detach().any(0).nonzero().flatten().tolist() if terms.shape[1] > 1 else [0]
@@ -199,9 +238,7 @@ class ImportancePass:
             direction = torch.zeros_like(terms)
             direction[:, column] = 1
             gradients = torch.autograd.grad(terms, edges, direction, retain_graph=True, allow_unused=True)
-            for layer, g in zip(direct, gradients, strict=True):
-                for slot in direct[layer] if g is not None else ():
-                    self._add_slot(layer, slot, calls[layer][0].x, g)
+            yield from ((layer, g) for layer, g in zip(direct, gradients, strict=True) if g is not None)
 
     def _add_slot(self, layer: nn.Module, slot: str, x: Tensor, g: Tensor) -> None:
         """Add one parameter of a layer by its formula, given the layer's input and the gradient by its output."""
@@ -230,10 +267,8 @@ class ImportancePass:
     def _add_sample_by_sample(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> None:
         """Add Σ_i of every single sample's gradients, chunk by chunk; y are the objective's targets."""
         size = self._samples_at_once(sum(parameter.numel() for parameter in parameters))
-        for x_part, y_part in zip(_split(x, size), y.split(size), strict=True):
-            importances = self._sum_of_samples(parameters, x_part, y_part)
-            for parameter, importance in zip(parameters, importances, strict=True):
-                self.sums[parameter] += importance
+        for x_part, y_part in zip(x.split(size), y.split(size), strict=True):
+            self._add(parameters, self._sum_of_samples(parameters, x_part, y_part))
 
     def _sum_of_samples(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
         """Return Σ_i Σ_j magnitude(∂t_ij / ∂θ) of each parameter, shaped like it."""
@@ -242,15 +277,16 @@ class ImportancePass:
                 return self._sum_by_vmap(parameters, x, y)
             except Exception:  # control flow on data, for one; the model's own mistakes come up again below
                 self.vmap_works = False
-        samples = zip(_split(x, 1), y.split(1), strict=True)
-        return _add_up(self._one_sample(parameters, x_i, y_i) for x_i, y_i in samples)
+        return self._sum_by_backward(parameters, x, y)
 
     def _sum_by_vmap(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
         values = {self.own_names[parameter]: parameter.detach() for parameter in parameters}
 
-        def importance(x_i: Inputs, y_i: Tensor) -> list[Tensor]:
+        def importance(rows_i: dict[Place, Tensor], y_i: Tensor) -> list[Tensor]:
+            x_i = Inputs({place: row[None] for place, row in rows_i.items()}, x.shared)
+
             def terms(values: dict[str, Tensor]) -> Tensor:
-                return self.objective.terms(self._output(_map(lambda t: t[None], x_i), values), y_i[None])[0]
+                return self.objective.terms(self._output(x_i, values), y_i[None])[0]
 
             primal, pull_back, *_ = vjp(terms, values)
             gradients = (pull_back(unit)[0] for unit in torch.eye(len(primal)).to(primal))
@@ -259,15 +295,94 @@ class ImportancePass:
         # no_grad does not bind vjp, but spares a graph for all the other parameters.
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # some operations vmap only loops over
-            return [per_sample.sum(0) for per_sample in vmap(importance)(x, y)]
+            return [per_sample.sum(0) for per_sample in vmap(importance)(x.rows, y)]
 
-    def _one_sample(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
-        # Copies, because hooks on the parameters themselves would alter the gradients.
-        values = {self.own_names[parameter]: parameter.detach().requires_grad_() for parameter in parameters}
-        (terms,) = self.objective.terms(self._output(x, values), y)
-        copies = list(values.values())
-        rows = (torch.autograd.grad(t, copies, retain_graph=True, materialize_grads=True) for t in terms)
-        return _add_up(map(self._magnitudes, rows))
+    # -- ordinary backward passes ----------------------------------------------------------------------------
+
+    def _sum_by_backward(self, parameters: list[nn.Parameter], x: Inputs, y: Tensor) -> list[Tensor]:
+        """Return what :meth:`_sum_of_samples` does, by a backward pass for each sample and term."""
+        sums = [torch.zeros_like(self.sums[parameter]) for parameter in parameters]
+        for x_i, y_i in zip(x.split(1), y.split(1), strict=True):
+            (terms,) = self.objective.terms(self._output(x_i), y_i)
+            for term in terms:
+                for total, gradient in zip(sums, self._backward(term, parameters), strict=True):
+                    if gradient is not None:
+                        total += self.objective.magnitude(at_least_single(gradient.to_dense()))
+        return sums
+
+    def _backward(self, value: Tensor, parameters: Iterable[nn.Parameter]) -> list[Tensor | None]:
+        """Return the gradients that backward() gives these parameters; leave those that are there, and all hooks.
+
+        Reentrant checkpoints answer to nothing else.
+        """
+        leaves = {*self.model.parameters(), *_walk_graph(value)[1]}
+        kept = [(leaf, leaf.grad, leaf._backward_hooks, leaf._post_accumulate_grad_hooks) for leaf in leaves]
+        try:
+            for leaf, _, _, hooks_after in kept:  # a hook would alter the gradients, or make an optimizer's step
+                leaf.grad = leaf._backward_hooks = None
+                if hooks_after is not None:
+                    leaf._post_accumulate_grad_hooks = {}  # None would leave them
+            if value.requires_grad:
+                value.backward(retain_graph=True)
+            return [parameter.grad for parameter in parameters]
+        finally:
+            for leaf, gradient, hooks, hooks_after in kept:
+                leaf.grad, leaf._backward_hooks, leaf._post_accumulate_grad_hooks = gradient, hooks, hooks_after
+
+    def _found_missed(self, terms: Tensor, x: Inputs, y: Tensor) -> set[nn.Parameter]:
+        """Return the parameters of which two samples show that the other routes are wrong."""
+        if any(node.name() == "CheckpointFunctionBackward" for node in _walk_graph(terms)[0]):
+            return set(self.sums)  # a reentrant checkpoint hides what is within, and bars the way to what is before
+        if not self.sums:
+            return set()
+        x, y = next(x.split(2)), y[:2]
+        if len(x) == 1:  # it cannot be mixed with others
+            x, y = x.with_rows(lambda t: torch.cat((t, t))), torch.cat((y, y))
+        twin = copy(self)
+        twin.sums = {parameter: torch.zeros_like(total) for parameter, total in self.sums.items()}
+        twin.layers_with_sample_rows, twin.missed = {}, set()
+        output, calls = twin._recorded_forward(x)
+        terms = self.objective.terms(output, y)
+        direct, others = twin._choose_routes(terms, calls, x)
+        if direct:
+            twin._add_directly(direct, terms, calls)
+        if others:
+            twin._add_sample_by_sample(others, x, y)
+        exact = dict(zip(self.sums, self._sum_by_backward(list(self.sums), x, y), strict=True))
+        apart = {parameter: largest(twin.sums[parameter] - total) for parameter, total in exact.items()}
+        # Rounding errors are all that is left of some gradients: those of a bias before a batch norm, say.
+        noise = 30 * max(torch.finfo(parameter.dtype).eps for parameter in self.sums)
+        floor = self.objective.magnitude(torch.tensor(noise)).item() * max(map(largest, exact.values()))
+        missed = {p for p, total in exact.items() if apart[p] > (_TOLERANCE + noise) * largest(total) + floor}
+        for i in (0, 1) if direct else ():
+            own = terms.masked_fill(torch.arange(2, device=terms.device)[:, None] != i, 0)
+            for layer, g in self._gradients_by_outputs(direct, own, calls):
+                if g[1 - i].any():  # the row is not the other sample's alone
+                    missed.update(getattr(layer, slot) for slot in direct[layer])
+        if missed:
+            self._check_that_samples_are_apart(terms, x, y, 0.01 + noise)
+            names = some_of(sorted(self.own_names[parameter] for parameter in missed))
+            log.info("importance of %s takes an ordinary backward pass for each sample, which is slow", names)
+        return missed
+
+    def _check_that_samples_are_apart(self, terms: Tensor, x: Inputs, y: Tensor, tolerance: float) -> None:
+        """Refuse a model that answers for a sample by itself otherwise than within a batch, and not by chance."""
+        each = zip(x.split(1), y.split(1), strict=True)
+        alone = torch.cat([self.objective.terms(self._output(x_i), y_i) for x_i, y_i in each])
+        is_alike = torch.allclose(alone, terms, tolerance, equal_nan=True)
+        if not is_alike and torch.equal(self.objective.terms(self._output(x), y), terms):
+            raise AlassoError(
+                "The model answers for a sample by itself otherwise than within a batch, so samples have no importance "
+                "of their own: in evaluation mode they must not influence one another (as batch statistics do)."
+            )
+
+    def _found_unreached(self, x: Inputs, y: Tensor) -> set[nn.Parameter]:
+        """Return the parameters without importance that an ordinary backward pass of the batch does reach."""
+        zero = [parameter for parameter, total in self.sums.items() if not total.any()]
+        if not zero:
+            return set()
+        gradients = self._backward(self.objective.terms(self._output(x), y).sum(), zero)
+        return {p for p, gradient in zip(zero, gradients, strict=True) if gradient is not None and gradient.any()}
 
     def _magnitudes(self, gradients: Iterable[Tensor]) -> list[Tensor]:
         return [self.objective.magnitude(at_least_single(gradient)) for gradient in gradients]
@@ -303,53 +418,6 @@ def _differentiable_eval_mode(model: nn.Module, parameters: Iterable[Tensor]) ->
             parameter.requires_grad_(False)
 
 
-def _batches_of(loader: Iterable[Any]) -> Iterator[Any]:
-    """Return the loader's iterator; refuse a loader without batches, or one of single samples."""
-    ways = [way for way in ("__iter__", "__getitem__") if hasattr(type(loader), way)]
-    of_samples = isinstance(loader, Dataset) and "__iter__" not in ways
-    if isinstance(loader, Tensor) or of_samples or not ways:
-        raise AlassoError(f"Pass a DataLoader or a list of batches, not {type(loader).__name__}.")
-    if _is_one_batch(loader):
-        raise AlassoError("Pass a DataLoader or a list of batches, [(x, y)], not a single (x, y).")
-    return iter(loader)
-
-
-def _is_one_batch(loader: Iterable[Any]) -> bool:
-    """Return whether these are inputs and their labels, and not a tuple of two batches of inputs."""
-    if not (isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(part, Tensor) for part in loader)):
-        return False
-    x, y = loader
-    return x.is_floating_point() and not y.is_floating_point() and len(x) == len(y)
-
-
-def _inputs_and_labels(batch: Any, device: torch.device | None) -> tuple[Inputs, Tensor | None]:
-    """Return a batch's inputs, and its labels if it has some, on the model's device."""
-    if isinstance(batch, Mapping):
-        x, y = {name: value for name, value in batch.items() if name != "labels"}, batch.get("labels")
-    else:
-        positional, y, *_ = (batch, None) if isinstance(batch, Tensor) else (*batch, None)
-        x = {_POSITIONAL: positional}
-    wrong = [type(value).__name__ for value in x.values() if not isinstance(value, Tensor)]
-    if wrong or not x:
-        found = wrong[0] if wrong else "nothing"
-        raise AlassoError(f"A batch must be x, (x, y) or a mapping with tensors as x, not {found}: adapt the loader.")
-    return _map(lambda value: value.to(device), x), None if y is None else y.to(device)
-
-
-def _map(change: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
-    return {name: change(value) for name, value in x.items()}
-
-
-def _rows(x: Inputs) -> int:
-    return len(next(iter(x.values())))
-
-
-def _split(x: Inputs, size: int) -> Iterator[Inputs]:
-    """Yield parts of ``size`` samples."""
-    parts = zip(*(value.split(size) for value in x.values()), strict=True)
-    return (dict(zip(x, part, strict=True)) for part in parts)
-
-
 def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
     """Return all nodes behind `root`, and how many edges lead to each leaf."""
     pending = [root.grad_fn] if root.grad_fn is not None else []
@@ -364,6 +432,11 @@ def _walk_graph(root: Tensor) -> tuple[set[Node], Counter[Tensor]]:
                 nodes.add(node)
                 pending.append(node)
     return nodes, uses
+
+
+def largest(values: Tensor) -> float:
+    """Return the largest absolute value; zero of none, and of what is NaN, which is found elsewhere."""
+    return float(values.abs().max().nan_to_num()) if values.numel() else 0.0
 
 
 def _add_up(rows: Iterable[list[Tensor]]) -> list[Tensor]:

@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
@@ -57,6 +58,9 @@ class PathState(NamedTuple):
     omega: Tensor
     path: Tensor
 
+
+#: The largest setting. No use comes near it, and products of two still leave room in single precision.
+MOST = 1e15
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Any)  # one of the NamedTuples above, or a method's own
@@ -392,7 +396,7 @@ def require_loader(loader: Iterable[Any] | None, method: str) -> Iterable[Any]:
 
 
 def check_non_negative(**settings: object) -> None:
-    """Refuse a negative, infinite or NaN setting by its name.
+    """Refuse a negative, infinite or NaN setting by its name, and one so large that single precision overflows.
 
     Args:
         **settings: The settings by name.
@@ -405,8 +409,28 @@ def check_non_negative(**settings: object) -> None:
             given = type(value).__name__ if isinstance(value, Tensor | torch.optim.Optimizer) else repr(value)
             hint = "; optimizers go to attach()" if isinstance(value, torch.optim.Optimizer) else ""
             raise AlassoError(f"{name} must be a number, not {given:.60}{hint}")
-        if not (math.isfinite(value) and float(value) >= 0):
+        number: Any = value
+        if not (number >= 0 and number != math.inf):
             raise AlassoError(f"{name} must be a finite number, zero or more, not {value}")
+        if number > MOST:
+            raise AlassoError(f"{name} must be at most {MOST:g}, so that no product of it overflows, not {value}")
+
+
+def check_spelling(regularizer: Regularizer, name: str) -> None:
+    """Refuse a new attribute that looks like a misspelled setting: ``reg.Xi``, ``reg.epsilon_prim``.
+
+    Args:
+        regularizer: Whose attribute it is to be.
+        name: Its name.
+
+    Raises:
+        AlassoError: It is close to a setting's, or the setting's own and undeclared.
+    """
+    method, known = type(regularizer).__name__, vars(regularizer.surrogate)
+    if name in known:
+        raise AlassoError(f"{method} does not declare {name}: add {name} = Setting() to the class")
+    if meant := get_close_matches(name.lower(), known, 1, 0.85):
+        raise AlassoError(f"{method} has no setting {name!r}; did you mean {meant[0]}?")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:

@@ -39,7 +39,7 @@ from alasso.methods.base import (
 )
 from alasso.regularizer import Head, Loader, Regularizer
 
-Labels = Literal["true", "sampled", "expected", "uniform"]
+Labels = Literal["true", "sampled", "expected", "uniform", "reversed"]
 
 
 class EWCState(NamedTuple):
@@ -136,8 +136,7 @@ class FisherRegularizer(Regularizer):
     Args:
         model: The model to protect.
         surrogate: The method's settings and maths.
-        labels: Whose log-likelihood the Fisher is of: the "true" labels', labels "sampled" from the model, the model's
-            "expected" value over all classes, or the "uniform" mean over them.
+        labels: Whose log-likelihood the Fisher is of, as in :func:`alasso.importance.fisher`.
         loss: A custom negative log-likelihood, one value a sample, for targets that are not classes.
         exclude: Shell-style patterns of parameter names to leave alone.
 
@@ -205,7 +204,8 @@ class EWC(FisherRegularizer):
         lam: λ of the penalty ½λ Σ F d².
         labels: Whose log-likelihood the Fisher is of: the "true" labels', labels "sampled" from the model, the model's
             "expected" value over all classes, or the "uniform" mean over them. The last does not vanish where the model
-            is certain and needs a far smaller ``lam`` (0.3 on permuted MNIST, where the true labels need 300).
+            is certain and needs a far smaller ``lam`` (0.3 on permuted MNIST, where the true labels need 300). Nor does
+            "reversed", the true labels under negated logits, softmax(−z), as in EWC-DR (Liu and Chang, CVPR 2026).
         loss: A custom negative log-likelihood, one value a sample, for targets that are not classes; for regression
             ``lambda output, y: (output - y).square().sum(1) / 2``.
         exclude: Shell-style patterns of parameter names to leave alone.

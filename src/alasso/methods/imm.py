@@ -49,7 +49,7 @@ class IMMState(NamedTuple):
 
     Attributes:
         anchor: θ_{k−1}, where the next task starts: the merged weights, or the last task's own.
-        omega: 1 where there is a past, which L2-transfer protects, else 0.
+        omega: 1 for a weight with a past, which L2-transfer pulls back, whatever its precision; else 0.
         precision: Σ α_k F_k.
         weighted: Σ α_k F_k θ_k.
     """
@@ -86,7 +86,7 @@ class IMMSurrogate(Springs[IMMState]):
         return IMMState(anchor=theta.clone(), omega=zero, precision=zero.clone(), weighted=zero.clone())
 
     def stiffness(self, s: IMMState) -> tuple[Tensor, Tensor]:
-        """Return λ where L2-transfer is on and the weight has a past; the authors decay the first task to zero.
+        """Return λ for all weights where L2-transfer is on, but in the first task, which the authors decay to zero.
 
         Args:
             s: The state.
@@ -106,8 +106,19 @@ class IMMSurrogate(Springs[IMMState]):
         )
         return new._replace(
             anchor=self.merged(new, theta) if self.start == "merged" else theta.clone(),
-            omega=(new.precision > 0).to(theta.dtype),
+            omega=torch.ones_like(theta),
         )
+
+    def importance(self, s: IMMState) -> Tensor:
+        """Return 1 where a task has any precision, so that the weight counts in merging, else 0.
+
+        Args:
+            s: The state.
+
+        Returns:
+            A tensor of θ's shape.
+        """
+        return (s.precision > 0).to(s.anchor.dtype)
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> IMMState:
         """Return the first of the tasks to merge; it counts weights that stood still as well.
@@ -120,7 +131,7 @@ class IMMSurrogate(Springs[IMMState]):
             The state, as after one task.
         """
         F = importance if self.merge == "mode" else torch.ones_like(theta)
-        return IMMState(anchor=theta.clone(), omega=(F > 0).to(theta.dtype), precision=F.clone(), weighted=F * theta)
+        return IMMState(anchor=theta.clone(), omega=torch.ones_like(theta), precision=F.clone(), weighted=F * theta)
 
     def task_precision(self, s: IMMState, theta: Tensor, importance: Tensor | None) -> Tensor:
         """Return F_k of the task that ended at θ: the Fisher information for the mode, 1 for the mean.
