@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from alasso.bench.registry import BENCHMARKS, METHODS, OWN, OWN_STREAM
@@ -191,7 +193,7 @@ class RunConfig:
 
     def values(self) -> dict[str, Any]:
         """Every field by name."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in FIELDS} | {"settings": dict(self.settings)}
 
     def flat(self) -> dict[str, Any]:
         """The method's settings and every other field, side by side: what to compare runs by."""
@@ -399,13 +401,18 @@ def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
     return [f"{name}={known[name]}" for name in named]
 
 
-def usual_values(config: RunConfig) -> dict[str, Any]:
+def usual_values(config: RunConfig) -> Mapping[str, Any]:
     """Fields and settings that the benchmark has for the method; none where that is not known."""
+    return _usual_values(config.benchmark, config.method, config.path)
+
+
+@functools.lru_cache(maxsize=1000)
+def _usual_values(benchmark: str, method: str, path: str | None) -> Mapping[str, Any]:
     try:
-        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path)
+        usual = RunConfig.for_benchmark(benchmark, method, path=path)
     except AlassoError:  # another benchmark or method, or one that needs another network
         return {}
-    return {**usual.values(), **usual.settings}
+    return MappingProxyType({**usual.values(), **usual.settings})
 
 
 def varying_settings(configs: Sequence[RunConfig]) -> list[str]:

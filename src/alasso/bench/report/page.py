@@ -151,9 +151,9 @@ def section_view(place: int, section: Section, chosen: set[str]) -> dict[str, An
     """What the template of a section shows."""
     known = BENCHMARKS.get(section.benchmark)
     charts = section_charts(section)
-    with_matrix = [group for group in section.groups if group.config.hash in chosen]
+    with_matrix = [group for group in section.drawn if group.config.hash in chosen]
     headline = {group.config.hash for group in section.headline}
-    looks = {group.config.hash: look_data(section.look(group)) for group in section.groups}
+    looks = {group.config.hash: look_data(section.look(group)) for group in section.drawn}
     figures = [figure_view(section, name, chart) for name, chart in charts.items()]
     if section.tasks > 1 and with_matrix:
         figures.append(figure_view(section, "one-task", {}))
@@ -163,7 +163,8 @@ def section_view(place: int, section: Section, chosen: set[str]) -> dict[str, An
         "id": f"section-{place}",
         "title": section.title,
         "about": known.title if known else "",
-        "keys": [key_view(section, group, group.config.hash in headline) for group in section.groups],
+        "keys": [key_view(section, group, group.config.hash in headline) for group in section.drawn],
+        "settings": len(section.groups),
         "figures": sorted(figures, key=lambda figure: order.index(figure["name"])),
         "tasks": section.tasks,
         "with_matrix": [(group.config.hash, section.label(group)) for group in with_matrix],
@@ -171,7 +172,7 @@ def section_view(place: int, section: Section, chosen: set[str]) -> dict[str, An
         "rows": measure_rows(section),
         "bounds": [method for method in BOUNDS if method in section.standard],
         "sensitivity": sensitivity(section),
-        "runs": [run_view(section, group) for group in section.groups],
+        "runs": [run_view(section, group) for group in section.drawn],
         "data": {
             "ticks": tick_places(section.tasks),
             "groups": {key: {"label": section.labels[key], "shown": key in headline, **looks[key]} for key in looks},
@@ -207,8 +208,8 @@ def section_charts(section: Section) -> dict[str, dict[str, Any]]:
     """Chart name → its numbers, for those that this section's results give."""
     accuracy, deviation = metrics.accuracy_curve, metrics.deviation_curve
     charts = {
-        "mean-accuracy": curves(section.groups, accuracy, "mean accuracy"),
-        "spread": curves(section.groups, deviation, "std over tasks"),
+        "mean-accuracy": curves(section.drawn, accuracy, "mean accuracy"),
+        "spread": curves(section.drawn, deviation, "std over tasks"),
     }
     shown = bar_groups(section)
     if shown and section.tasks >= EVERY:
@@ -266,7 +267,7 @@ def matrix_groups(parts: Sequence[Section]) -> set[str]:
     """Keys of the groups whose accuracy matrix the page holds, as many as there is room for."""
     room = MOST_CELLS
     chosen: set[str] = set()
-    for groups in ([s.headline for s in parts], [s.groups for s in parts]):
+    for groups in ([s.headline for s in parts], [s.drawn for s in parts]):
         for group in (group for of_section in groups for group in of_section):
             tasks = len(group.results[0].accuracy)
             cells = tasks * (tasks + 1) // 2
@@ -292,7 +293,7 @@ def measure_rows(section: Section) -> list[dict[str, Any]]:
         rivals = [group.mean(measure) for group in section.groups if group.method not in BOUNDS]
         known = [mean for mean in rivals if mean is not None]
         best[measure] = (max if more else min)(known) if len(set(known)) > 1 and more is not None else None
-    rows = []
+    rows, drawn = [], {group.config.hash for group in section.drawn}
     for group in section.groups:
         cells = []
         for measure, _, _ in MEASURES:
@@ -302,7 +303,8 @@ def measure_rows(section: Section) -> list[dict[str, Any]]:
             is_best = found is not None and found.value == best[measure] and group.method not in BOUNDS
             mean = found.value if found else None
             cells.append(("" if mean is None else repr(mean), number(mean, digits), spread, is_best))
-        rows.append({**key_view(section, group), "cells": cells, "seeds": len(group.results)})
+        shown = group.config.hash in drawn
+        rows.append({**key_view(section, group, shown), "cells": cells, "seeds": len(group.results)})
     return rows
 
 
