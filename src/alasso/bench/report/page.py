@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Cells of accuracy matrices that a page holds, about half a megabyte; the main lines come first.
 MOST_CELLS = 100_000
+#: Nothing from outside, even if a bug let a string of a result file through.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 BOUNDS = ("single-task", "multi-task")  # methods that see what no continual learner sees
 LONGEST = 1000  # letters of any one string from a file
 LONGEST_FACT = 300  # and of one about the machine
@@ -83,20 +85,23 @@ class Claims:
     topics: Mapping[str, Sequence[ClaimRow]]
 
 
-def build(found: Collected, live: Sequence[Progress] | None = None, claims: Claims | None = None) -> str:
+def build(
+    found: Collected, live: Sequence[Progress] | None = None, claims: Claims | None = None, version: str = ""
+) -> str:
     """Builds the whole page.
 
     Args:
         found: Results and probes.
         live: Runs that go on, when the page is served and refreshes itself.
         claims: Verdicts that stand before the results.
+        version: What the server calls this page.
 
     Returns:
         One HTML document.
     """
     parts = telling_first(sections(found.results))
     chosen = matrix_groups(parts)
-    library, version = bokeh()
+    library, bokeh_version = bokeh()
     page = templates().get_template("page.html")
     return page.render(
         found=found,
@@ -106,7 +111,9 @@ def build(found: Collected, live: Sequence[Progress] | None = None, claims: Clai
         probes=[probe_view(measured) for measured in found.probes],
         repeats=sum(group.repeats for section in parts for group in section.groups),
         version=alasso.__version__,
-        bokeh=version,
+        bokeh=bokeh_version,
+        policy=Markup(POLICY),
+        served=version,
         library=Markup(library),
         style=asset("page.css"),
         script=asset("page.js"),
