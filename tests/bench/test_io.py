@@ -1,8 +1,10 @@
 """Files that are whole or not there, and locks that keep processes apart."""
 
 import errno
+import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -36,6 +38,51 @@ def test_what_was_killed_while_it_wrote_leaves_no_part_behind(tmp_path):
     with disk.taken(tmp_path, "x_s1"):
         assert not part.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_parts_of_dead_processes_go_when_the_file_is_written_again(tmp_path):
+    dead, alive, other = (
+        tmp_path / f".{name}.part" for name in ("report[1].html.a1", "report[1].html.b2", "x.html.c3")
+    )
+    for part in (dead, alive, other):
+        part.write_text("half")
+    for part in (dead, other):
+        os.utime(part, (time.time() - 2 * disk.DEAD_AFTER,) * 2)
+    disk.write_whole(tmp_path / "report[1].html", b"whole")
+    assert not dead.exists() and alive.exists() and other.exists()
+
+
+@pytest.mark.parametrize("name", [".alasso-can-write", ".x.json.part", ".x.json.PID.part"])
+def test_a_link_that_lies_in_wait_leads_nowhere(name, tmp_path):
+    name = name.replace("PID", str(os.getpid()))
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / name).symlink_to("precious")
+    disk.check_writable(tmp_path)
+    disk.write_whole(tmp_path / "x.json", b"whole")
+    assert (tmp_path / "precious").read_text() == "precious" and (tmp_path / "x.json").read_bytes() == b"whole"
+
+
+def test_who_only_looks_whether_a_run_is_taken_takes_it_from_nobody(tmp_path):
+    """Each command looks at all its runs first: two that start together both see locks that are held for a moment."""
+    for name in "ab":
+        (tmp_path / f".{name}.lock").touch()  # of a process that was killed
+    look = "import sys; from pathlib import Path; from alasso.bench.io import refuse_taken\n"
+    look += "print('ready', flush=True)\n"
+    look += "while True: refuse_taken(Path(sys.argv[1]), ['a', 'b'])"
+    lookers = [
+        subprocess.Popen([sys.executable, "-c", look, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for one in lookers:
+            assert one.stdout.readline() == "ready\n"
+        for _ in range(50):
+            disk.refuse_taken(tmp_path, ["b", "a"])
+        assert [one.poll() for one in lookers] == [None, None]  # none was refused
+    finally:
+        for one in lookers:
+            one.kill()
+            one.communicate()
 
 
 def test_commands_that_start_together_do_not_keep_each_other_from_a_folder(tmp_path):

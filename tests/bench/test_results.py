@@ -125,14 +125,19 @@ def test_reader_refuses_what_it_does_not_know(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"accuracy": [["0.9"], [0.8, 0.9]]}, "accuracy must be a list of lists of numbers"),
-        ({"accuracy": None}, "accuracy must be a list of lists of numbers"),
+        ({"accuracy": [["0.9"], [0.8, 0.9]]}, r"accuracy\[1\] must be a list of numbers, not \['0.9'\]"),
+        ({"accuracy": None}, "accuracy must be a list, not None"),
         ({"ahead": "x"}, "ahead must be a list of numbers"),
         ({"untrained": [True]}, "untrained must be a list of numbers"),
         ({"peak_memory": "1"}, "peak_memory must be a number"),
-        ({"metrics": {"A": "0.9"}}, "metrics must be numbers, or null"),
-        ({"data": {"digits": 3}}, "data must map data sets to editions, as text"),
-        ({"environment": []}, "environment, data and metrics must be objects"),
+        ({"metrics": {"A": "0.9"}}, "metrics lacks F, I, std"),
+        ({"metrics": dict.fromkeys(("A", "F", "I", "std"), "1")}, "metrics.A must be a number from -1 to 1, not '1'"),
+        (
+            {"metrics": {"A": 0.999, "F": None, "I": None, "std": None}},
+            "metrics say A = 0.999, but the accuracies give",
+        ),
+        ({"data": {"digits": 3}}, "data.digits must be text, not 3"),
+        ({"environment": []}, r"environment must be a table, not \[\]"),
     ],
 )
 def test_a_result_with_texts_for_numbers_is_refused(changes, why, tmp_path):

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from alasso.bench.registry import BENCHMARKS, METHODS, OWN, OWN_STREAM
+from alasso.bench.schema import LARGEST, LARGEST_WHOLE, RUN, read_toml, shown
 from alasso.errors import AlassoError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("tf32", "float32", "bf16")
-MOST_TASKS = 10_000  # 50 million numbers in a result
+MOST_TASKS = 5_000  # 12 million numbers in a result: as many as its file may have
 MOST_NAMED = 2  # settings that a sweep's runs are named by, be they as usual or not; of more, those that are not
 
 
@@ -100,7 +97,7 @@ class RunConfig:
         if (
             config.seed >= 2**32
         ):  # its upper half would be taken for a place in a run; older results may have such seeds
-            raise AlassoError(f"seed must be below 2³², not {config.seed}")
+            raise AlassoError(f"seed must be below 2³², not {shown(config.seed)}")
         for name in changes:
             config.refuse_idle(name)
         return config
@@ -126,18 +123,22 @@ class RunConfig:
         settings = {}
         for name, value in self.settings.items():
             if name not in method.settings:
-                raise AlassoError(f"{self.method} has no setting {name!r}{other_setting(name, method.settings)}")
+                raise AlassoError(
+                    f"{self.method} has no setting {shown(name)}{other_setting(str(name), method.settings)}"
+                )
             settings[name] = typed_like(name, value, method.settings[name], method.choices.get(name))
             check_setting(name, settings[name])
         values["settings"] = dict(sorted(settings.items()))
         for name in ("tasks", "epochs", "batch_size", "hidden", "image_size", "classes_per_task"):
             if values[name] is not None and not 1 <= values[name] < 2**31:
                 limit = "1 or more" if values[name] < 1 else "below 2³¹"
-                raise AlassoError(f"{name} must be {limit}, not {values[name]}")
+                raise AlassoError(f"{name} must be {limit}, not {shown(values[name])}")
         if values["tasks"] is not None and values["tasks"] > MOST_TASKS:
-            raise AlassoError(f"tasks must be {MOST_TASKS} or fewer, not {values['tasks']}: each is tested after each")
+            raise AlassoError(
+                f"tasks must be {MOST_TASKS} or fewer, not {shown(values['tasks'])}: each is tested after each"
+            )
         if not 0 <= values["seed"] < 2**63:
-            raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {values['seed']}")
+            raise AlassoError(f"seed must be 0 or more, and below 2⁶³, not {shown(values['seed'])}")
         if not 0 < values["learning_rate"] < float("inf"):
             raise AlassoError(f"learning_rate must be a positive number, not {values['learning_rate']}")
         if not SMALLEST <= values["adam_eps"] < float("inf"):  # 0 / 0 is no step
@@ -191,7 +192,7 @@ class RunConfig:
 
     def values(self) -> dict[str, Any]:
         """Every field by name."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in FIELDS} | {"settings": dict(self.settings)}
 
     def flat(self) -> dict[str, Any]:
         """The method's settings and every other field, side by side: what to compare runs by."""
@@ -209,12 +210,13 @@ class RunConfig:
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> RunConfig:
         if not isinstance(raw, Mapping):
-            raise AlassoError(f"config must be an object, not {raw!r:.40}")
-        unknown = set(raw) - set(FIELDS)
-        if unknown:
-            raise AlassoError(f"config has unknown fields: {', '.join(sorted(unknown))}")
+            raise AlassoError(f"config must be an object, not {shown(raw)}")
+        if unknown := set(raw) - set(FIELDS):
+            raise AlassoError(f"config has unknown fields: {', '.join(sorted(map(shown, unknown)))}")
         if lacking := [name for name in REQUIRED if name not in raw]:
             raise AlassoError(f"config lacks {', '.join(lacking)}")
+        if not isinstance(raw.get("settings", {}), Mapping):
+            raise AlassoError(f"settings of config must be an object, not {shown(raw['settings'])}")
         return RunConfig(**{**ADDED_LATER, **raw}).checked()
 
 
@@ -240,7 +242,6 @@ class Range(NamedTuple):
     reached: bool = True  # most itself is allowed
 
 
-LARGEST = 3.4e38  # what is more is infinite in float32, in which settings are used
 SMALLEST = 1e-30  # what is less is as good as nothing there
 #: Of settings that are not just zero or more.
 RANGES = {
@@ -257,23 +258,14 @@ DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.defaul
 FIELDS: dict[str, str] = {f.name: str(f.type) for f in dataclasses.fields(RunConfig)}
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds, or one sentence why it cannot be read."""
-    try:
-        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AlassoError(f"{path} is not valid TOML: {error}") from error
-    return content
-
-
 def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of a run, named as in :class:`RunConfig`, and settings from a table ``[settings]`` of a TOML file."""
     raw = read_toml(path)
+    try:
+        RUN(raw, "")
+    except AlassoError as error:
+        raise AlassoError(f"{path}: {error}") from error
     settings = raw.pop("settings", {})
-    if not isinstance(settings, dict):
-        raise AlassoError(f"{path}: settings must be a table")
     unknown = sorted(set(raw) - set(FIELDS))
     if unknown:
         if any(unknown[0] in method.settings for method in METHODS.values()):
@@ -286,8 +278,8 @@ def from_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def known(name: str, allowed: Mapping[str, Any], kind: str) -> Any:
-    if name not in allowed:
-        raise AlassoError(f"there is no {kind} {name!r}{nearest(name, allowed)}")
+    if not isinstance(name, str) or name not in allowed:
+        raise AlassoError(f"there is no {kind} {shown(name)}{nearest(str(name)[:60], allowed)}")
     return allowed[name]
 
 
@@ -319,10 +311,11 @@ def check_setting(name: str, value: Any) -> None:
     if most is not None:
         if not least <= value <= most or (value == most and not reached):
             below = "" if reached else f", and below {most}"
-            raise AlassoError(f"{name} must lie between {least} and {most}{below}, not be {value}")
+            raise AlassoError(f"{name} must lie between {least} and {most}{below}, not be {shown(value)}")
     elif isinstance(value, int):
-        if value < least:
-            raise AlassoError(f"{name} must be {least} or more, not {value}")
+        if not least <= value <= LARGEST_WHOLE:
+            limit = f"{least} or more" if value < least else "below 2⁶³"
+            raise AlassoError(f"{name} must be {limit}, not {shown(value)}")
     elif not least <= value < float("inf"):
         raise AlassoError(f"{name} must be a finite number, {f'{least:g}' if least else 'zero'} or more, not {value}")
     elif value > LARGEST:
@@ -356,7 +349,7 @@ def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | Non
     """``value`` as the type of ``example``."""
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[type(example)]
     if choices is not None and value not in choices:
-        raise AlassoError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        raise AlassoError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
     if isinstance(example, bool):
         spoken = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if isinstance(value, bool):
@@ -371,7 +364,7 @@ def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | Non
             return float(value) if isinstance(example, float) else whole_number(value)
         except (ValueError, OverflowError):
             pass
-    raise AlassoError(f"{name} must be {wanted}, not {value!r}")
+    raise AlassoError(f"{name} must be {wanted}, not {shown(value)}")
 
 
 # -- in words ------------------------------------------------------------------------------------------------------
@@ -399,13 +392,18 @@ def _differences(config: RunConfig, varying: Sequence[str]) -> list[str]:
     return [f"{name}={known[name]}" for name in named]
 
 
-def usual_values(config: RunConfig) -> dict[str, Any]:
+def usual_values(config: RunConfig) -> Mapping[str, Any]:
     """Fields and settings that the benchmark has for the method; none where that is not known."""
+    return _usual_values(config.benchmark, config.method, config.path)
+
+
+@functools.lru_cache(maxsize=1000)
+def _usual_values(benchmark: str, method: str, path: str | None) -> Mapping[str, Any]:
     try:
-        usual = RunConfig.for_benchmark(config.benchmark, config.method, path=config.path)
+        usual = RunConfig.for_benchmark(benchmark, method, path=path)
     except AlassoError:  # another benchmark or method, or one that needs another network
         return {}
-    return {**usual.values(), **usual.settings}
+    return MappingProxyType({**usual.values(), **usual.settings})
 
 
 def varying_settings(configs: Sequence[RunConfig]) -> list[str]:

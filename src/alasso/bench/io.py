@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
+import secrets
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +17,8 @@ from filelock import FileLock, Timeout
 
 from alasso.errors import AlassoError
 
+DEAD_AFTER = 3600.0  # seconds without a byte
+PATIENCE = 0.5  # seconds: who only looks whether a lock is free holds it for less
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what some file systems on a network answer
 
 
@@ -35,17 +40,26 @@ def disk_errors_as_advice(path: Path) -> Iterator[None]:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write beside ``path``, then put it in place at once. What was there stays until then."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # of a name that nobody else has
     with disk_errors_as_advice(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as stream:
+            _remove_dead_parts(path)
+            with part.open("xb") as stream:  # which follows no link
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _remove_dead_parts(path: Path) -> None:
+    """Removes what processes left that were killed while they wrote this file: one that lives has written lately."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(OSError):
+            if time.time() - part.lstat().st_mtime > DEAD_AFTER:
+                part.unlink()
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -112,9 +126,9 @@ def refuse_taken(folder: Path, names: Iterable[str]) -> None:
 
 def _acquired(path: Path) -> FileLock | None:
     """The lock, taken where the file system has locks; None if another has it."""
-    lock = FileLock(path, blocking=False)
+    lock = FileLock(path)
     try:
-        lock.acquire()
+        lock.acquire(timeout=PATIENCE, poll_interval=0.02)
     except Timeout:
         return None
     except OSError as error:

@@ -186,5 +186,10 @@ def same_stream(one: RunConfig, other: RunConfig) -> bool:
     return not stream_differences(one, other)
 
 
+def stream(config: RunConfig) -> tuple[object, ...]:
+    """What two runs have alike that learned the same tasks with the same network and effort."""
+    return tuple(getattr(config, name) for name in FIELDS if name not in NOT_THE_STREAM)
+
+
 def stream_differences(one: RunConfig, other: RunConfig) -> list[str]:
     return [name for name in FIELDS if name not in NOT_THE_STREAM and getattr(one, name) != getattr(other, name)]

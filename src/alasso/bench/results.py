@@ -9,8 +9,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import lzma
-import math
 import os
 import platform
 import re
@@ -23,12 +21,14 @@ from typing import Any
 import numpy as np
 
 import alasso
-from alasso.bench import metrics
+from alasso.bench import metrics, schema
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import write_whole
+from alasso.bench.schema import read_text
 from alasso.errors import AlassoError
 
 SCHEMA = 1
+ROUNDING = 1e-6  # by which measures of one matrix may differ
 #: How the names of files with results end.
 ENDINGS = (".json", ".jsonl", ".json.xz", ".jsonl.xz")
 #: How the names of notes of diverged runs end. They hold JSON, too; but *.json is for results.
@@ -186,67 +186,36 @@ def read_file(path: Path) -> list[Result | AlassoError]:
     return [_parsed(line, f"{path}, line {number},") for number, line in lines if line.strip()]
 
 
-def read_text(path: Path) -> str:
-    """Reads a file, compressed or not.
-
-    Raises:
-        AlassoError: It cannot be read.
-    """
-    try:
-        content = path.read_bytes()
-        return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
-    except OSError as error:
-        raise AlassoError(f"{path} cannot be read: {error.strerror}") from error
-    except (lzma.LZMAError, UnicodeDecodeError) as error:
-        raise AlassoError(f"{path} is damaged or not a result file") from error
-
-
 def _parsed(text: str, where: str) -> Result | AlassoError:
     try:
-        raw = json.loads(text)
-    except ValueError:
-        return AlassoError(f"{where} is not a whole JSON file")
+        raw = schema.from_json(text)
+    except AlassoError as error:
+        return AlassoError(f"{where} {error}")
     if not isinstance(raw, dict) or "schema" not in raw:
         return AlassoError(f"{where} is not a result of alasso")
-    if raw.pop("schema") != SCHEMA:
+    if raw["schema"] != SCHEMA:
         return AlassoError(f"{where} has a schema this version does not know; it reads schema {SCHEMA}")
     try:
+        schema.RESULT(raw, "")
+        del raw["schema"]
         return checked(Result(**{**raw, "config": RunConfig.from_json(raw["config"])}))
-    except KeyError as error:
-        return AlassoError(f"{where} is not a result of alasso: it has no {error}")
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+    except AlassoError as error:
         return AlassoError(f"{where} is not a result of alasso: {error}")
 
 
 def checked(result: Result) -> Result:
-    """Checks that numbers are where numbers belong, one row of them for each task: files can be edited by hand."""
-    if not all(isinstance(part, dict) for part in (result.environment, result.data, result.metrics)):
-        raise AlassoError("environment, data and metrics must be objects")
-    if not isinstance(result.accuracy, list) or not all(map(is_list_of_numbers, result.accuracy)):
-        raise AlassoError("accuracy must be a list of lists of numbers")
-    for name in ("ahead", "untrained"):
-        if not is_list_of_numbers(getattr(result, name)):
-            raise AlassoError(f"{name} must be a list of numbers")
-    for name, value in (("seconds", result.seconds), ("peak_memory", result.peak_memory or 0)):
-        if not is_number(value) or not 0 <= value < math.inf:
-            raise AlassoError(f"{name} must be a number")
-    if not all(value is None or is_number(value) for value in result.metrics.values()):
-        raise AlassoError("metrics must be numbers, or null")
-    if not all(isinstance(edition, str) for edition in result.data.values()):
-        raise AlassoError("data must map data sets to editions, as text")
-    metrics.lower_triangle(result.accuracy)
+    """Checks that a row of accuracies is there for each task, and that the measures are theirs."""
     rows, tasks = len(result.accuracy), result.config.tasks
+    found = metrics.summary(result.accuracy, ahead=result.ahead, untrained=result.untrained)
     if tasks not in (None, rows):
         raise AlassoError(f"it has {count_of(rows, 'row')} of accuracy for {count_of(tasks, 'task')}")
+    if len(result.untrained) != rows:
+        raise AlassoError(f"untrained has {len(result.untrained)} numbers for {count_of(rows, 'task')}")
+    for name, value in found.items():
+        written = result.metrics.get(name)
+        if name != "I" and written is not None and value is not None and abs(written - value) > ROUNDING:
+            raise AlassoError(f"metrics say {name} = {written:g}, but the accuracies give {value:g}")
     return result
-
-
-def is_list_of_numbers(value: object) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int, float}
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # -- runs that diverged -------------------------------------------------------------------------------------------
@@ -282,13 +251,11 @@ def read_note(path: Path) -> Divergence:
         AlassoError: The file is not such a note.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        note = Divergence(RunConfig.from_json(raw["config"]), raw["task"], raw["why"])
-        if not isinstance(note.task, int) or not isinstance(note.why, str):
-            raise TypeError("task or why")
-    except (OSError, ValueError, TypeError, LookupError) as error:
+        raw = schema.from_json(read_text(path))
+        schema.NOTE(raw, "")
+        return Divergence(RunConfig.from_json(raw["config"]), raw["task"], raw["why"])
+    except AlassoError as error:
         raise AlassoError(f"{path} is not a note of a diverged run; delete it to train the run again") from error
-    return note
 
 
 # -- where it ran -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from alasso import AlassoError
 from alasso.bench import io as atomic
-from alasso.bench import results
+from alasso.bench import metrics, results
 from alasso.bench.config import RunConfig
 from alasso.bench.training import checkpoint
 from alasso.bench.training import run as train
@@ -158,7 +158,9 @@ def test_a_restart_that_was_stopped_is_gone_on_with_and_the_old_result_kept_unti
     config = small("si", c=0.5)
     result = folder / f"{config.name}.json"
     undisturbed = train.run(config, device="cpu")
-    results.write(replace(undisturbed, accuracy=[[0.5], [0.5, 0.5], [0.5] * 3]), folder)
+    rows = [[0.5], [0.5, 0.5], [0.5] * 3]
+    measures = metrics.summary(rows, ahead=undisturbed.ahead, untrained=undisturbed.untrained)
+    results.write(replace(undisturbed, accuracy=rows, metrics=measures), folder)
     older = result.stat().st_mtime_ns - 10**9
     os.utime(result, ns=(older, older))
     begun_later = folder / f"{config.name}.checkpoint"

@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_run(tmp_path
         ("point_epochs=-1", "point_epochs must be 0 or more, not -1"),
         ("coreset=0", "coreset must be 1 or more, not 0"),
         ("coreset_epochs=-3", "coreset_epochs must be 0 or more, not -3"),
-        ("tasks=99999999", "tasks must be 10000 or fewer, not 99999999: each is tested after each"),
+        ("tasks=99999999", "tasks must be 5000 or fewer, not 99999999: each is tested after each"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(setting, said, tmp_path, monkeypatch, capsys):

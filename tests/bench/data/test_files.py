@@ -4,10 +4,13 @@ import errno
 import gzip
 import hashlib
 import io
+import os
 import stat
 import subprocess
 import sys
 import tarfile
+import time
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -261,7 +264,7 @@ def test_bombs_are_refused(tmp_path, inside, form, limit, most, monkeypatch):
     else:
         archive.write_bytes(tar_gz({"data/a": bytes(3000), "data/b": bytes(3000)}))
     monkeypatch.setattr(files, limit, most)
-    with pytest.raises(AlassoError, match="holds 2 files of 6000 bytes, more than any data set"):
+    with pytest.raises(AlassoError, match="holds 2 files of 6000 bytes or more, more than any data set"):
         files.unpack(archive, "data", inside)
     assert not inside.exists()
 
@@ -282,7 +285,7 @@ def test_the_progress_bar_speaks_poochs_language():
     from rich.progress import Progress
 
     with Progress(disable=True) as progress:
-        bar = files._Bar(progress, "train-images.gz")
+        bar = files._Bar(progress, "train-images.gz", most=100)
         bar.total = 100
         bar.update(30)
         assert (progress.tasks[0].total, progress.tasks[0].completed) == (100, 30)
@@ -290,6 +293,54 @@ def test_the_progress_bar_speaks_poochs_language():
         bar.update(100)
         bar.close()
         assert progress.finished
+        with pytest.raises(files._TooLarge):
+            bar.update(1)
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_a_server_that_never_ends_fills_no_disk(site, tmp_path, monkeypatch):
+    offer(monkeypatch, "mnist", serve_mnist(site))
+    monkeypatch.setattr(files, "MOST_OF_A_FILE", 1 << 20)
+    site.pages["/good/train-images.gz"] = bytes(40 << 20)
+    with pytest.raises(AlassoError, match=r"/good/train-images\.gz: more than 1 MB, which is not what was published"):
+        data.fetch("mnist", tmp_path, progress=False)
+    assert len(site.asked) == 1 and not files_below(tmp_path)
+
+
+def test_what_a_killed_download_left_goes_after_a_day(tmp_path):
+    for name, age in (("old", 2 * 86_400), ("new", 60)):
+        (tmp_path / f".alasso-{name}").mkdir()
+        (tmp_path / f".alasso-{name}" / "half").write_text("x")
+        os.utime(tmp_path / f".alasso-{name}", (time.time() - age,) * 2)
+    files._remove_old_scratch(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".alasso-new"]
+
+
+def test_an_archive_with_an_empty_name_is_one_line(tmp_path, inside):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as opened:
+        opened.writestr("a", b"")
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    directory = content.index(b"PK\x01\x02")
+    content[directory + 28] = 0  # the length of its name; the name is a comment then
+    content[directory + 32] = 1
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(AlassoError, match=r"x\.zip is a damaged or unsafe archive"):
+        files.unpack(tmp_path / "x.zip", "data", inside)
+
+
+def test_a_header_that_would_fill_the_memory_is_refused_unread(tmp_path, inside):
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 3 << 30
+    with gzip.open(tmp_path / "x.tar.gz", "wb", 1) as stream:
+        stream.write(header.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(100):
+            stream.write(bytes(1 << 20))
+    tracemalloc.start()
+    with pytest.raises(AlassoError, match=r"x\.tar\.gz is a damaged or unsafe archive"):
+        files.unpack(tmp_path / "x.tar.gz", "data", inside)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 32 << 20
 
 
 #: Of arrays as they were when the committed results were made on them.

@@ -129,6 +129,25 @@ def test_folder_mistakes(tmp_path):
         data.load_folder(tmp_path, 8)
 
 
+def test_a_picture_of_very_many_pixels_is_refused_unread(tmp_path, monkeypatch):
+    lay_out_pictures(tmp_path, {"a": 2, "b": 2})
+    Image.new("1", (13_300, 13_300)).save(tmp_path / "a" / "vast.png")
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was read"))
+    with pytest.raises(AlassoError, match=r"vast\.png cannot be .*it has 13300×13300 pixels, more than 50,000,000"):
+        reading.decode_all([tmp_path / "a" / "vast.png"], reading.to_rgb, (3, 8, 8))
+
+
+@pytest.mark.parametrize("name", ["x.eps", "x.png"])
+def test_no_picture_is_handed_to_a_program_outside(name, tmp_path, monkeypatch):
+    from PIL import EpsImagePlugin
+
+    lay_out_pictures(tmp_path, {"a": 2, "b": 2})
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / name, format="EPS")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("it was handed out"))
+    with pytest.raises(AlassoError, match=f"{name} cannot be read as a picture: it is none of BMP, GIF"):
+        data.load_folder(tmp_path, 8)
+
+
 def test_folder_split_mistakes(tmp_path):
     lay_out_pictures(tmp_path / "train", {"a": 2, "b": 2})
     lay_out_pictures(tmp_path / "test", {"a": 1})

@@ -9,7 +9,7 @@ import pytest
 from alasso.bench.probe import Plan, read
 from alasso.errors import AlassoError
 
-from report_helpers import measured
+from report_helpers import made_up, measured
 
 
 def test_lines_are_turned_steep_side_right_and_flat_ones_left_out():
@@ -37,7 +37,7 @@ def test_wrong_plans_are_refused():
 
 @pytest.mark.parametrize("part", ["offsets", "weights", "losses", "importance", "came_from", "springs", "config"])
 def test_a_damaged_probe_is_one_clear_line(tmp_path, part):
-    whole = asdict(measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]]))
+    whole = asdict(measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]], config=made_up().config.to_json()))
     path = tmp_path / "z.probe.json"
     path.write_text(json.dumps({**whole, part: type(whole[part])()}))
     with pytest.raises(AlassoError, match="is not a measurement of alasso probe; delete it to measure again"):
@@ -46,6 +46,6 @@ def test_a_damaged_probe_is_one_clear_line(tmp_path, part):
 
 def test_a_probe_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "z.probe.json"
-    found = measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]])
+    found = measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]], config=made_up().config.to_json())
     path.write_bytes(found.as_file())
     assert read(path) == found

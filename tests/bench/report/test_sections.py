@@ -109,7 +109,7 @@ def test_runs_of_a_search_are_shown_alone_and_not_beside_others(tmp_path):
 
 def test_probes_are_found_beside_results(tmp_path):
     results.write(made_up(), tmp_path)
-    probe = measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]])
+    probe = measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]], config=made_up().config.to_json())
     (tmp_path / "x.probe.json").write_bytes(probe.as_file())
     (tmp_path / "y.probe.json").write_text("{}")
     found = collect([tmp_path])

@@ -2,16 +2,20 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
 from alasso.bench import results
 from alasso.bench.registry import METHODS
+from alasso.bench.report import page, watch
 from alasso.bench.report.watch import Server, running
 from alasso.errors import AlassoError
 
@@ -61,6 +65,56 @@ def fetched(address, host=None):
         return answer.read().decode()
 
 
+def when(happened):
+    """What it gives, as soon as it gives something: pages are built beside the requests."""
+    for _ in range(200):
+        if found := happened():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+def test_a_page_that_is_being_built_keeps_nobody_waiting(server, folder, monkeypatch):
+    old, go_on = fetched(server.address), threading.Event()
+    build = page.build
+    monkeypatch.setattr(page, "build", lambda *words, **more: go_on.wait(20) and build(*words, **more))
+    results.write(made_up("ewc"), folder)
+    try:
+        assert fetched(server.address) == fetched(server.address) == old
+        assert f'data-watch="{json.loads(fetched(server.address + "state.json"))["version"]}"' in old
+    finally:
+        go_on.set()
+    when(lambda: "EWC" in fetched(server.address))
+
+
+def test_who_says_nothing_is_hung_up_on_and_does_not_keep_others_out(server, monkeypatch):
+    monkeypatch.setattr(watch.Handler, "timeout", 0.3)
+    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(watch.MOST_CONNECTIONS + 30)]
+    before = time.monotonic()
+    for one in silent:
+        one.settimeout(10)
+        with suppress(ConnectionError):
+            assert one.recv(1) == b""
+        one.close()
+    assert time.monotonic() - before < 8
+    assert "Continual learning" in fetched(server.address)
+    when(lambda: not [one for one in threading.enumerate() if "process_request" in one.name])
+
+
+def test_connections_beyond_a_number_are_closed_at_once(server):
+    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(200)]
+    when(lambda: sum("process_request" in one.name for one in threading.enumerate()) == watch.MOST_CONNECTIONS)
+    for one in silent:
+        one.close()
+
+
+def test_the_server_says_in_a_header_what_the_page_may_do(server):
+    with urllib.request.urlopen(server.address, timeout=20) as answer:
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none';") and policy.endswith("frame-ancestors 'none'")
+        assert policy.rpartition(";")[0] in answer.read().decode()
+
+
 def test_the_served_page_follows_results_and_logs(server, folder):
     def state():
         return json.loads(fetched(server.address + "state.json"))
@@ -70,15 +124,15 @@ def test_the_served_page_follows_results_and_logs(server, folder):
     assert "Running" in fetched(server.address)
     log = folder / "permuted-digits_si_0123456789_s2.csv"
     log.write_text(LOG)
-    begun = state()
-    assert begun["version"] != before["version"]
+    begun = when(lambda: (now := state())["version"] != before["version"] and now)
     with log.open("a") as more:
         more.write(",0.3,,\n")
     assert state()["version"] == begun["version"]
     assert state()["live"][0]["loss"][-1] == 0.6
     results.write(made_up("ewc"), folder)
-    assert state()["version"] != begun["version"]
+    when(lambda: state()["version"] != begun["version"])
     assert "EWC" in fetched(server.address)
+    assert f'data-watch="{state()["version"]}"' in fetched(server.address)
 
 
 def test_only_this_machine_is_answered(server):

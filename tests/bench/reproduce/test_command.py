@@ -177,10 +177,17 @@ def test_without_the_papers_folder_one_line_says_where_it_is(tmp_path, monkeypat
 def test_mistakes_in_files_are_one_line(here, reproduce):
     config = read_experiments(here / "paper")["small"].config("si")
     (here / "out").mkdir()
-    (here / "out" / f"{config.name}.json").write_text('{"config":')
-    for words in (["--plan"], ["--judge"], ["--device", "cpu"]):
-        code, output, errors = reproduce("--out", "out", *words)
-        assert code == 2 and errors.endswith("delete it, and `alasso reproduce` trains it again\n") and not output
+    damaged = here / "out" / f"{config.name}.json"
+    damaged.write_text('{"config":')
+    said = f"left out: out/{damaged.name} is not a whole JSON file; delete it, and `alasso reproduce` trains it again"
+    for words in ([], ["--plan"], ["--judge"]):  # the first trains the others
+        code, output, errors = reproduce("--out", "out", "--device", "cpu", "--only", "small", *words)
+        assert code == 0 and output.splitlines()[0] == said and not errors
+    assert len(list((here / "out").glob("*.json"))) == 3 and damaged.read_text() == '{"config":'
+    for other in (here / "out").glob("*alasso*.json"):
+        other.unlink()
+    code, output, errors = reproduce("--out", "out", "--judge")
+    assert (code, output) == (2, said + "\n") and "out holds no result of these experiments" in errors
     shutil.rmtree(here / "out")
     results.write(result(config, 0.5), here / "paper" / "results")
     template = here / "paper" / "template.md"

@@ -46,13 +46,13 @@ def test_the_small_version_changes_what_its_table_says(folder):
     [
         (("[runs]", "[ruins]"), "'ruins'"),
         (("seeds", "sedes"), "'sedes'"),
-        (('title = "Small"', ""), "missing 1 required positional argument: 'title'"),
+        (('title = "Small"', ""), "it lacks title"),
         (("a = 3.0", "aa = 3.0"), "alasso has no setting 'aa'"),
         (("si = {}", "sii = {}"), "there is no method 'sii'"),
         (("permuted-digits", "permuted-digit"), "did you mean 'permuted-digits'?"),
         (("tasks = 3", "tasks = "), "not valid TOML"),
-        (("seeds = 1", 'seeds = "1"'), "seeds must be a whole number from 1 on, not '1'"),
-        (("seeds = 1", "seeds = 0"), "seeds must be a whole number from 1 on, not 0"),
+        (("seeds = 1", 'seeds = "1"'), "seeds must be a whole number from 1 to 10000, not '1'"),
+        (("seeds = 1", "seeds = 0"), "seeds must be a whole number from 1 to 10000, not 0"),
         (('title = "Small"', 'title = "Small"\nprobe = { weights = 0 }'), "weights must be a whole number"),
         (('title = "Small"', 'title = "Small"\nprobe = { wieghts = 3 }'), "'wieghts'"),
         (("[quick]\ntasks = 2", "[quick]\ntaks = 2"), "no setting 'taks'"),
@@ -131,10 +131,15 @@ def test_single_files_and_lines_are_read_alike_and_the_newer_result_of_a_run_cou
 def test_a_damaged_result_is_not_left_out_in_silence(tmp_path):
     path = as_lines([result(experiment().config("si"), 0.5)], tmp_path / "x.jsonl")
     path.write_text(path.read_text() + '{"config":\n')
-    with pytest.raises(
-        AlassoError, match=r"line 2, is not a whole JSON file; delete it, and `alasso reproduce` trains"
-    ):
-        Evidence.of_folder({"x": experiment()}, tmp_path)
+    (tmp_path / "y.diverged").write_text("[" * 100_000)
+    (tmp_path / "z.probe.json").write_text('{"losses": [[1e400]]}')
+    found = Evidence.of_folder({"x": experiment()}, tmp_path)
+    assert len(found.names) == 1
+    assert found.left_out == {
+        "x": f"{path}, line 2, is not a whole JSON file; delete it, and `alasso reproduce` trains it again",
+        "y": f"{tmp_path / 'y.diverged'} is not a note of a diverged run; delete it to train the run again",
+        "z.probe": f"{tmp_path / 'z.probe.json'} is not a measurement of alasso probe; delete it to measure again",
+    }
 
 
 def test_notes_of_runs_that_diverged_count_until_there_is_a_result(tmp_path):

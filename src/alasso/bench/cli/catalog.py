@@ -15,6 +15,7 @@ from alasso.bench.cli.console import DataDir, Quiet, Terminal, say
 from alasso.bench.config import count_of
 from alasso.bench.registry import BENCHMARKS, METHODS
 from alasso.bench.reproduce.experiments import PAPER, read_experiments
+from alasso.errors import AlassoError
 
 # -- alasso list -----------------------------------------------------------------------------------------------------
 
@@ -27,7 +28,12 @@ def list_() -> None:
 def experiments() -> list[Table]:
     """None where the paper's folder is not here."""
     table = _table("Experiments (alasso reproduce --only …)", "id", "what it is", "in the paper", "on one H200")
-    for one in read_experiments(PAPER).values():
+    try:
+        found = read_experiments(PAPER)
+    except AlassoError as error:
+        say(f"experiments are left out: {error}")
+        return []
+    for one in found.values():
         table.add_row(one.id, one.title, one.paper, one.cost)
     return [table] if table.row_count else []
 

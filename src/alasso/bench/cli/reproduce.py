@@ -44,6 +44,7 @@ from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, m
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
 
+MOST_SEEDS = 1000
 QUICK_OUT = Path("runs/quick")
 PAGE = Path("runs/report.html")
 STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red"}
@@ -60,7 +61,7 @@ def reproduce(
     only: Annotated[list[str] | None, typer.Option(help="Experiments by id, one or several; see: alasso list")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="All but these experiments.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1)
+        int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1, max=MOST_SEEDS)
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -94,6 +95,8 @@ def reproduce(
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
     work = Work.read(paper, only or [], skip or [], out, quick=quick)
+    for line in work.evidence.left_out.values():
+        say(f"left out: {line}")
     if unpack is not None:
         found = [results.write(one, unpack) for one in work.evidence.results_of(work.references)]
         return say(f"wrote {count_of(len(found), 'result')} to {unpack}")

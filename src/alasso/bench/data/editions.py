@@ -110,6 +110,6 @@ def recorded_in(file: Path) -> Editions:
 
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return dict(content["data"])
+        return {name: edition for name, edition in content["data"].items() if isinstance(edition, str)}
     except Exception:  # torch.load raises what the unzipper or the unpickler happens to raise
         return {}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import shutil
 import tarfile
 import tempfile
+import time
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,16 +34,24 @@ from alasso.bench.data.datasets import (
 )
 from alasso.bench.data.images import ImageSet, Labels, Pixels, check_tiny, load_tiny, mark_folder
 from alasso.bench.io import disk_errors_as_advice
+from alasso.bench.schema import shown
 from alasso.errors import AlassoError
 
 MAX_BYTES = 2 << 30
 MAX_MEMBERS = 200_000
+MOST_AT_ONCE = 64 << 20
+"""Bytes that an archive's header may have: they go into the memory."""
+MOST_OF_A_FILE, MOST_OF_AN_ARCHIVE = 64 << 20, 320 << 20
+"""Bytes to download: the largest published ones are 31 and 248 million."""
 _RETRIES = 1
 _TIMEOUT = 30
-_LIMIT = 1 << 30
+_LIMIT = 1 << 28
 """No published file is near this; unwrapping stops there so that a gzip bomb cannot fill the memory."""
+_OLD = 86_400.0
+"""Seconds after which a download's folder is of a process that was killed."""
 _DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 _DIGITS_SEED = 0
+_SCRATCH = ".alasso-"
 
 
 # -- fetching --------------------------------------------------------------------------------------------------------
@@ -67,7 +78,8 @@ def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = Tru
         return folder
     with disk_errors_as_advice(folder):
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".alasso-") as scratch:
+        _remove_old_scratch(root)
+        with tempfile.TemporaryDirectory(dir=root, prefix=_SCRATCH) as scratch:
             if dataset.archive is None:
                 _fetch_files(dataset, folder, Path(scratch), progress)
             else:
@@ -76,12 +88,19 @@ def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = Tru
     return folder
 
 
+def _remove_old_scratch(root: Path) -> None:
+    for left in root.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):
+            if not left.is_symlink() and time.time() - left.stat().st_mtime > _OLD:
+                shutil.rmtree(left, ignore_errors=True)
+
+
 def _fetch_files(dataset: DataSet, folder: Path, scratch: Path, progress: bool) -> None:
     wanted = [file for file in dataset.files if inspect(file, folder)[0].status != "ok"]
     by_hand = f"put {', '.join(f'{file.name}.gz' for file in wanted)} into {folder}"
     for file in wanted:
         addresses = [f"{base}{file.name}.gz" for base in dataset.addresses]
-        packed = _first_good(dataset, addresses, partial(_is_file, file), scratch, by_hand, progress)
+        packed = _first_good(dataset, addresses, partial(_is_file, file), scratch, by_hand, progress, MOST_OF_A_FILE)
         folder.mkdir(parents=True, exist_ok=True)
         packed.replace(folder / packed.name)
         # A damaged plain file would otherwise go on standing beside the good one.
@@ -92,7 +111,9 @@ def _fetch_archive(dataset: DataSet, archive: Archive, root: Path, folder: Path,
     laid_out = root / archive.name
     sources: list[str | Path] = [*([laid_out] if laid_out.is_file() else []), *archive.addresses]
     by_hand = f"put {archive.name} into {root} and run `alasso data fetch {dataset.name}` again"
-    packed = _first_good(dataset, sources, partial(_is_archive, archive), scratch, by_hand, progress)
+    packed = _first_good(
+        dataset, sources, partial(_is_archive, archive), scratch, by_hand, progress, MOST_OF_AN_ARCHIVE
+    )
     unpacked = unpack(packed, dataset.folder, scratch / "unpacked")
     if dataset.reader == "tiny-imagenet":
         mark_folder(unpacked)
@@ -119,6 +140,7 @@ def _first_good(
     scratch: Path,
     by_hand: str,
     progress: bool,
+    most: int,
 ) -> Path:
     """The first of files and downloads that is as published."""
     import requests
@@ -126,7 +148,7 @@ def _first_good(
     troubles = []
     for source in sources:
         try:
-            path = source if isinstance(source, Path) else _download(source, scratch, progress)
+            path = source if isinstance(source, Path) else _download(source, scratch, progress, most)
             if is_published(path):
                 return path
             trouble = "other content than published"
@@ -134,6 +156,8 @@ def _first_good(
                 path.unlink()
         except requests.HTTPError as error:
             trouble = f"the server answered {error.response.status_code}"
+        except _TooLarge:
+            trouble = f"more than {most >> 20} MB, which is not what was published"
         except requests.RequestException as error:
             trouble = f"no connection ({type(error).__name__})"
         troubles.append(f"  {source}: {trouble}")
@@ -141,7 +165,11 @@ def _first_good(
     raise AlassoError("\n".join(lines))
 
 
-def _download(address: str, into: Path, progress: bool) -> Path:
+class _TooLarge(Exception):
+    """A server sends more than the published file can have."""
+
+
+def _download(address: str, into: Path, progress: bool, most: int) -> Path:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -152,7 +180,7 @@ def _download(address: str, into: Path, progress: bool) -> Path:
     hidden = not (progress and console.is_terminal)
     with Progress(*columns, console=console, transient=True, disable=hidden) as shown:
         downloader = pooch.HTTPDownloader(
-            progressbar=_Bar(shown, name),
+            progressbar=_Bar(shown, name, most),
             chunk_size=1 << 16,
             timeout=_TIMEOUT,
             headers={"Accept-Encoding": "identity"},  # compressed on the way, an archive has another hash
@@ -161,17 +189,22 @@ def _download(address: str, into: Path, progress: bool) -> Path:
 
 
 class _Bar:
-    """A progress bar with what pooch asks of one."""
+    """A progress bar with what pooch asks of one; it ends a transfer that is too long."""
 
     total: int = 0
 
-    def __init__(self, progress: Progress, label: str) -> None:
-        self._progress, self._task = progress, progress.add_task(label, total=None)
+    def __init__(self, progress: Progress, label: str, most: int) -> None:
+        self._progress, self._task, self._most = progress, progress.add_task(label, total=None), most
+        self._left = most
 
     def update(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise _TooLarge
         self._progress.update(self._task, advance=count, total=self.total or None)
 
     def reset(self) -> None:
+        self._left = self._most
         self._progress.update(self._task, completed=0)
 
     def close(self) -> None:
@@ -195,22 +228,50 @@ def unpack(archive: Path, wanted: str, into: Path) -> Path:
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened_zip:
-                _refuse_absurd(archive, [member.file_size for member in opened_zip.infolist()])
+                _refuse_absurd(archive, (member.file_size for member in opened_zip.infolist()))
                 opened_zip.extractall(into)  # drops what leads out of the folder from names
         else:
-            with tarfile.open(archive) as opened_tar:
-                _refuse_absurd(archive, [member.size for member in opened_tar])
+            with gzip.open(archive) as stream, tarfile.open(fileobj=_InPieces(stream), mode="r:") as opened_tar:
+                _refuse_absurd(archive, (member.size for member in opened_tar))
                 opened_tar.extractall(into, filter="data")  # refuses what leads out of the folder
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise AlassoError(f"{archive.name} is a damaged or unsafe archive: {error}") from error
+    except (AlassoError, MemoryError):
+        raise
+    except Exception as error:  # zipfile and tarfile raise what they happen to raise: IndexError for an empty name
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's
+        raise AlassoError(f"{archive.name} is a damaged or unsafe archive: {shown(error)}") from error
     if not (into / wanted).is_dir():
         raise AlassoError(f"{archive.name} does not hold the folder {wanted}")
     return into / wanted
 
 
-def _refuse_absurd(archive: Path, sizes: Sequence[int]) -> None:
-    if sum(sizes) > MAX_BYTES or len(sizes) > MAX_MEMBERS:
-        raise AlassoError(f"{archive.name} holds {len(sizes)} files of {sum(sizes)} bytes, more than any data set")
+class _InPieces(io.RawIOBase):
+    """What is read from an archive's stream; a header that would fill the memory is refused."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        if size > MOST_AT_ONCE:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._stream.read(size)
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Goes to a place of the unpacked stream."""
+        return self._stream.seek(place, whence)
+
+    def tell(self) -> int:
+        """The place in the unpacked stream."""
+        return self._stream.tell()
+
+
+def _refuse_absurd(archive: Path, sizes: Iterable[int]) -> None:
+    total = 0
+    for count, size in enumerate(sizes, 1):
+        total += size
+        if total > MAX_BYTES or count > MAX_MEMBERS or size < 0:
+            raise AlassoError(f"{archive.name} holds {count} files of {total} bytes or more, more than any data set")
 
 
 # -- checking --------------------------------------------------------------------------------------------------------

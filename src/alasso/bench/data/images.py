@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from alasso.bench.config import count_of
 from alasso.bench.data.datasets import OFFICIAL, UNVERIFIED, DataSet, FileReport, refuse, shorten
@@ -23,6 +24,10 @@ from alasso.errors import AlassoError
 Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 _ClassPaths = dict[str, list[Path]]
+
+MOST_PIXELS = 50_000_000  # of one picture: 150 MB in memory, and eight are read at a time
+#: What pictures may be. Others hand the file to programs outside, as EPS does.
+FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 
 _TEST_SHARE = 0.2
 _SPLIT_SEED = 0
@@ -55,15 +60,20 @@ def decode_all(
     def place(index: int) -> None:
         path = paths[index]
         try:
-            with Image.open(path) as opened:
+            with Image.open(path, formats=FORMATS) as opened:
+                if opened.width * opened.height > MOST_PIXELS:
+                    raise AlassoError(f"it has {opened.width}×{opened.height} pixels, more than {MOST_PIXELS:,}")
                 pixels = np.asarray(prepare(opened), dtype=np.uint8).transpose(2, 0, 1)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise AlassoError(f"{path} cannot be read as a picture: {error}") from error
+        except UnidentifiedImageError as error:
+            raise AlassoError(f"{path} cannot be read as a picture: it is none of {', '.join(FORMATS)}") from error
+        except Exception as error:  # Pillow's readers raise what they happen to raise
+            raise AlassoError(f"{path} cannot be read as a picture: {error or type(error).__name__}") from error
         if pixels.shape != shape:
             raise AlassoError(f"{path} is {pixels.shape[2]}×{pixels.shape[1]} pixels, not {shape[2]}×{shape[1]}")
         images[index] = pixels
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
         list(pool.map(place, range(len(paths))))
     return images
 
@@ -304,13 +314,16 @@ def _check_content(listing: _Listing) -> FileReport:
 
 
 def _marked_digest(folder: Path) -> str | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads((folder / _MARKER).read_text(encoding="utf-8"))["sha256"][_WHOLE])
     return None
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise AlassoError(f"{path} is damaged: it is no text") from error
 
 
 def _list_folder(folder: Path) -> _Listing:
@@ -318,6 +331,8 @@ def _list_folder(folder: Path) -> _Listing:
     number = {wnid: index for index, wnid in enumerate(ids)}
     by_class = [sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in ids]
     annotations = [line.split("\t") for line in _lines(folder / _ANNOTATIONS)]
+    if odd := next((row[0] for row in annotations if len(row) < 2 or "\0" in row[0]), None):
+        raise AlassoError(f"{folder / _ANNOTATIONS} is damaged: it names no class for {odd:.60}")
     return _Listing(
         folder=folder,
         ids=ids,
@@ -330,8 +345,8 @@ def _list_folder(folder: Path) -> _Listing:
 
 def _class_names(folder: Path, ids: Sequence[str]) -> tuple[str, ...]:
     """The first of each class's names."""
-    names = dict(line.split("\t") for line in _lines(folder / _CLASS_NAMES))
-    return tuple(names[wnid].split(",")[0].strip() for wnid in ids)
+    names = {wnid: words for wnid, _, words in (line.partition("\t") for line in _lines(folder / _CLASS_NAMES))}
+    return tuple(names.get(wnid, wnid).split(",")[0].strip() for wnid in ids)
 
 
 def _digest(listing: _Listing) -> str:

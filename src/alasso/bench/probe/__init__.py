@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from alasso.bench import schema
+from alasso.bench.config import RunConfig
 from alasso.bench.report.aggregate import Array
 from alasso.bench.report.style import number
-from alasso.bench.results import read_text
 from alasso.errors import AlassoError
 
 #: Less than this share of the loss is rounding, not a change.
@@ -175,16 +176,16 @@ def read(path: Path) -> Measured:
     Raises:
         AlassoError: The file holds something else.
     """
-    raw: Any = None
     try:
-        raw = json.loads(read_text(path))
+        raw = schema.from_json(schema.read_text(path))
+        schema.PROBE(raw, "")
+        RunConfig.from_json(raw["config"])
         measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
         lines = (len(measured.weights), measured.plan.offsets)
         whole = {"losses": lines, "springs": (lines[0], 2), "importance": lines[:1], "came_from": lines[:1]}
         shapes = {name: np.shape(getattr(measured, name)) for name in ("offsets", *whole)}
         if shapes != {"offsets": lines[1:], **whole} or not measured.weights:
             raise ValueError(f"its numbers have the shapes {shapes}")
-        measured.statement()  # its numbers can be reckoned with
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError) as error:  # of which AlassoError is one
         raise AlassoError(f"{path} is not a measurement of alasso probe; delete it to measure again") from error
     return measured

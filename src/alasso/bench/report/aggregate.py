@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from alasso.bench import metrics
 from alasso.bench.config import RunConfig
-from alasso.bench.metrics import same_stream
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
 
 Array = npt.NDArray[np.float64]
 Curve = Callable[[Sequence[Sequence[float]]], list[float]]
+References = Mapping[tuple[object, ...], Result]  # single-task runs by their stream
 
 #: Measures of a run: key, heading, whether more is better (None: neither).
 MEASURES: tuple[tuple[str, str, bool | None], ...] = (
@@ -201,7 +201,9 @@ def groups(results: Iterable[Result]) -> list[Group]:
         on the same stream, if there are any among the results.
     """
     results = list(results)
-    references = [result for result in results if result.config.method == "single-task"]
+    references = {
+        metrics.stream(one.config): one for one in reversed(results) if one.config.method == "single-task"
+    }  # of several the first
     by_config: dict[str, list[Result]] = {}
     for result in results:
         by_config.setdefault(result.config.hash, []).append(result)
@@ -221,7 +223,7 @@ def over_shared_seeds(groups: Sequence[Group]) -> list[Group]:
     return [group.with_seeds(shared) for group in groups] if shared else list(groups)
 
 
-def _group(alike: Sequence[Result], references: Sequence[Result]) -> Group:
+def _group(alike: Sequence[Result], references: References) -> Group:
     by_seed = {one.config.seed: one for one in sorted(alike, key=lambda one: str(one.environment.get("finished", "")))}
     newest = [by_seed[seed] for seed in sorted(by_seed)]
     measured = [_measures(result, references) for result in newest]
@@ -230,7 +232,7 @@ def _group(alike: Sequence[Result], references: Sequence[Result]) -> Group:
     )
 
 
-def _measures(result: Result, references: Sequence[Result]) -> dict[str, float | None]:
+def _measures(result: Result, references: References) -> dict[str, float | None]:
     """The table's numbers of one run, from its accuracies."""
     accuracy = result.accuracy
     return {
@@ -244,15 +246,13 @@ def _measures(result: Result, references: Sequence[Result]) -> dict[str, float |
     }
 
 
-def _intransigence(result: Result, references: Sequence[Result]) -> float | None:
+def _intransigence(result: Result, references: References) -> float | None:
     """As written in the result, else against a single-task run of the same stream, if there is one."""
     written = result.metrics.get("I")
     if isinstance(written, int | float):
         return float(written)
-    for other in references:
-        if same_stream(other.config, result.config):
-            return metrics.intransigence(result.accuracy, other.accuracy)
-    return None
+    other = references.get(metrics.stream(result.config))
+    return None if other is None else metrics.intransigence(result.accuracy, other.accuracy)
 
 
 # -- the paper's variants -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import disk_errors_as_advice
 from alasso.bench.registry import Look
 from alasso.bench.report.aggregate import DECOUPLED, Array, Curve, Group, mean_and_deviation, over_shared_seeds
-from alasso.bench.report.sections import Section, differences, one_section, sections
+from alasso.bench.report.sections import Section, differences, evenly, one_section, sections, without_seed
 from alasso.bench.report.style import INK, Line, draw_lines, new_figure, safe, seeds_note, style, tick_places, titled
 from alasso.bench.results import Result
 
@@ -30,6 +30,7 @@ SHADES = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151")
 BAR_METHODS = ("single-task", "ewc", "si", "alasso")
 EVERY = 5  # bars at every fifth task, as in the paper
 MOST_NAMED = 3  # runs that a figure says it does not draw
+MOST_A = 25  # values of a that stand side by side
 
 
 # -- lines over tasks ---------------------------------------------------------------------------------------------
@@ -62,15 +63,17 @@ def memory(results: Sequence[Result]) -> Figure | None:
 
 def decoupling_groups(section: Section) -> list[Group]:
     """ALASSO with decoupling and the one without that equals it in all else; nothing if there is no such pair."""
-    of_alasso = [group for group in section.groups if group.method == "alasso"]
-    pairs = [
-        [group, coupled]
-        for coupled in of_alasso
-        for group in of_alasso
-        if coupled.variant == "no decoupling" and group is not coupled
-        if set(differences(group.config, coupled.config)) <= DECOUPLED
-    ]
+    alike: dict[tuple[str, ...], list[Group]] = {}  # by all that decoupling does not change
+    of_alasso = [(group, _but_for_decoupling(group.config)) for group in section.groups if group.method == "alasso"]
+    for group, rest in of_alasso:
+        alike.setdefault(rest, []).append(group)
+    coupled = [(group, rest) for group, rest in of_alasso if group.variant == "no decoupling"]
+    pairs = ([other, group] for group, rest in coupled for other in alike[rest] if other is not group)
     return over_shared_seeds(min(pairs, key=lambda pair: pair[0] is not section.standard["alasso"], default=[]))
+
+
+def _but_for_decoupling(config: RunConfig) -> tuple[str, ...]:
+    return tuple(f"{name}={value!r}" for name, value in without_seed(config).items() if name not in DECOUPLED)
 
 
 def has_memory(config: RunConfig) -> bool:
@@ -80,7 +83,7 @@ def has_memory(config: RunConfig) -> bool:
 
 def memory_groups(section: Section) -> list[Group]:
     """Methods with memory and their like without, nothing if none has memory."""
-    with_memory = [group for group in section.groups if has_memory(group.config)]
+    with_memory = [group for group in section.drawn if has_memory(group.config)]
     without = [section.standard[method] for method in ("alasso", "vcl") if method in section.standard]
     return over_shared_seeds([*with_memory, *without]) if with_memory else []
 
@@ -256,14 +259,15 @@ def sensitivity(results: Sequence[Result]) -> Figure | None:
 
 
 def by_a(section: Section) -> dict[float, Group]:
-    """The full method's groups by a, where there are two or more that differ in a alone."""
+    """The full method's groups by a, where there are two or more that differ in a alone; of very many, some."""
     standard = section.standard.get("alasso")
     if standard is None:
         return {}
     alike = [group for group in section.groups if _differ_in_a_alone(group.config, standard.config)]
     alike.sort(key=lambda group: group.variant != "accurate only")  # of two with a = 1 the one with ε counts
     found = {float(group.config.settings["a"]): group for group in alike}
-    return dict(sorted(found.items())) if len(found) > 1 else {}
+    chosen = evenly(sorted(found), MOST_A)
+    return {a: found[a] for a in chosen} if len(chosen) > 1 else {}
 
 
 def _differ_in_a_alone(config: RunConfig, standard: RunConfig) -> bool:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Cells of accuracy matrices that a page holds, about half a megabyte; the main lines come first.
 MOST_CELLS = 100_000
+#: Nothing from outside, even if a bug let a string of a result file through.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 BOUNDS = ("single-task", "multi-task")  # methods that see what no continual learner sees
 LONGEST = 1000  # letters of any one string from a file
 LONGEST_FACT = 300  # and of one about the machine
@@ -83,20 +85,23 @@ class Claims:
     topics: Mapping[str, Sequence[ClaimRow]]
 
 
-def build(found: Collected, live: Sequence[Progress] | None = None, claims: Claims | None = None) -> str:
+def build(
+    found: Collected, live: Sequence[Progress] | None = None, claims: Claims | None = None, version: str = ""
+) -> str:
     """Builds the whole page.
 
     Args:
         found: Results and probes.
         live: Runs that go on, when the page is served and refreshes itself.
         claims: Verdicts that stand before the results.
+        version: What the server calls this page.
 
     Returns:
         One HTML document.
     """
     parts = telling_first(sections(found.results))
     chosen = matrix_groups(parts)
-    library, version = bokeh()
+    library, bokeh_version = bokeh()
     page = templates().get_template("page.html")
     return page.render(
         found=found,
@@ -106,7 +111,9 @@ def build(found: Collected, live: Sequence[Progress] | None = None, claims: Clai
         probes=[probe_view(measured) for measured in found.probes],
         repeats=sum(group.repeats for section in parts for group in section.groups),
         version=alasso.__version__,
-        bokeh=version,
+        bokeh=bokeh_version,
+        policy=Markup(POLICY),
+        served=version,
         library=Markup(library),
         style=asset("page.css"),
         script=asset("page.js"),
@@ -151,9 +158,9 @@ def section_view(place: int, section: Section, chosen: set[str]) -> dict[str, An
     """What the template of a section shows."""
     known = BENCHMARKS.get(section.benchmark)
     charts = section_charts(section)
-    with_matrix = [group for group in section.groups if group.config.hash in chosen]
+    with_matrix = [group for group in section.drawn if group.config.hash in chosen]
     headline = {group.config.hash for group in section.headline}
-    looks = {group.config.hash: look_data(section.look(group)) for group in section.groups}
+    looks = {group.config.hash: look_data(section.look(group)) for group in section.drawn}
     figures = [figure_view(section, name, chart) for name, chart in charts.items()]
     if section.tasks > 1 and with_matrix:
         figures.append(figure_view(section, "one-task", {}))
@@ -163,7 +170,8 @@ def section_view(place: int, section: Section, chosen: set[str]) -> dict[str, An
         "id": f"section-{place}",
         "title": section.title,
         "about": known.title if known else "",
-        "keys": [key_view(section, group, group.config.hash in headline) for group in section.groups],
+        "keys": [key_view(section, group, group.config.hash in headline) for group in section.drawn],
+        "settings": len(section.groups),
         "figures": sorted(figures, key=lambda figure: order.index(figure["name"])),
         "tasks": section.tasks,
         "with_matrix": [(group.config.hash, section.label(group)) for group in with_matrix],
@@ -171,7 +179,7 @@ def section_view(place: int, section: Section, chosen: set[str]) -> dict[str, An
         "rows": measure_rows(section),
         "bounds": [method for method in BOUNDS if method in section.standard],
         "sensitivity": sensitivity(section),
-        "runs": [run_view(section, group) for group in section.groups],
+        "runs": [run_view(section, group) for group in section.drawn],
         "data": {
             "ticks": tick_places(section.tasks),
             "groups": {key: {"label": section.labels[key], "shown": key in headline, **looks[key]} for key in looks},
@@ -207,8 +215,8 @@ def section_charts(section: Section) -> dict[str, dict[str, Any]]:
     """Chart name → its numbers, for those that this section's results give."""
     accuracy, deviation = metrics.accuracy_curve, metrics.deviation_curve
     charts = {
-        "mean-accuracy": curves(section.groups, accuracy, "mean accuracy"),
-        "spread": curves(section.groups, deviation, "std over tasks"),
+        "mean-accuracy": curves(section.drawn, accuracy, "mean accuracy"),
+        "spread": curves(section.drawn, deviation, "std over tasks"),
     }
     shown = bar_groups(section)
     if shown and section.tasks >= EVERY:
@@ -266,7 +274,7 @@ def matrix_groups(parts: Sequence[Section]) -> set[str]:
     """Keys of the groups whose accuracy matrix the page holds, as many as there is room for."""
     room = MOST_CELLS
     chosen: set[str] = set()
-    for groups in ([s.headline for s in parts], [s.groups for s in parts]):
+    for groups in ([s.headline for s in parts], [s.drawn for s in parts]):
         for group in (group for of_section in groups for group in of_section):
             tasks = len(group.results[0].accuracy)
             cells = tasks * (tasks + 1) // 2
@@ -292,7 +300,7 @@ def measure_rows(section: Section) -> list[dict[str, Any]]:
         rivals = [group.mean(measure) for group in section.groups if group.method not in BOUNDS]
         known = [mean for mean in rivals if mean is not None]
         best[measure] = (max if more else min)(known) if len(set(known)) > 1 and more is not None else None
-    rows = []
+    rows, drawn = [], {group.config.hash for group in section.drawn}
     for group in section.groups:
         cells = []
         for measure, _, _ in MEASURES:
@@ -302,7 +310,8 @@ def measure_rows(section: Section) -> list[dict[str, Any]]:
             is_best = found is not None and found.value == best[measure] and group.method not in BOUNDS
             mean = found.value if found else None
             cells.append(("" if mean is None else repr(mean), number(mean, digits), spread, is_best))
-        rows.append({**key_view(section, group), "cells": cells, "seeds": len(group.results)})
+        shown = group.config.hash in drawn
+        rows.append({**key_view(section, group, shown), "cells": cells, "seeds": len(group.results)})
     return rows
 
 

@@ -7,11 +7,12 @@ has several groups, each is named by what tells it apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from alasso.bench import probe, results
 from alasso.bench.config import RunConfig, count_of, usual_values
@@ -22,9 +23,11 @@ from alasso.bench.report.style import look_of, on_ramp, plain
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
+Thing = TypeVar("Thing")
 PROBES = ("probe.json", "probe.json.xz")
 FEW = 6  # groups that a figure shows without a choice
 MOST_LINES = 12  # lines of a sweep that can still be told apart
+MOST_DRAWN = 60  # groups of a section that the page draws; tables have all
 MOST_IN_LABEL = 3  # settings that the label of a benchmark's own preset spells out
 
 
@@ -138,9 +141,17 @@ class Section:
         room = MOST_LINES - len(chosen)
         if self.is_sweep and room > 1:
             others = [group.config.hash for group in self.groups if group.config.hash not in chosen]
-            spread_out = {others[round(place * (len(others) - 1) / (room - 1))] for place in range(room)}
-            chosen |= set(others) if len(others) <= room else spread_out
+            chosen |= set(evenly(others, room))
         return [group for group in self.groups if group.config.hash in chosen]
+
+    @cached_property
+    def drawn(self) -> list[Group]:
+        """What can be shown at all, in the order of the groups: of very many, the headline and the most accurate."""
+        if len(self.groups) <= MOST_DRAWN:
+            return list(self.groups)
+        best = sorted(self.groups, key=lambda group: -(group.mean("A") or 0.0))
+        chosen = list(dict.fromkeys(group.config.hash for group in (*self.headline, *best)))[:MOST_DRAWN]
+        return [group for group in self.groups if group.config.hash in set(chosen)]
 
     @cached_property
     def looks(self) -> dict[str, Look]:
@@ -238,6 +249,17 @@ def in_order(found: Sequence[Group]) -> list[Group]:
     return ordered
 
 
+def evenly(things: Sequence[Thing], most: int) -> list[Thing]:
+    """All things, or so many of them from the first to the last.
+
+    >>> evenly("abcde", 3), evenly("ab", 3)
+    (['a', 'c', 'e'], ['a', 'b'])
+    """
+    if len(things) <= most:
+        return list(things)
+    return [things[round(place * (len(things) - 1) / (most - 1))] for place in range(most)]
+
+
 def of_method(groups: Iterable[Group], method: str) -> list[Group]:
     return [group for group in groups if group.method == method]
 
@@ -293,24 +315,36 @@ def labels(groups: Sequence[Group]) -> dict[str, str]:
     for method in dict.fromkeys(group.method for group in groups):
         alike = of_method(groups, method)
         standard = min(alike, key=standing)
-        named |= {group.config.hash: _label(group, standard, alike) for group in alike}
-    shown = list(named.values())
+        for variant in dict.fromkeys(group.variant for group in alike):
+            named |= _family_labels([group for group in alike if group.variant == variant], standard)
+    shown = Counter(named.values())
     # Long texts may be cut to the same one.
-    return {key: label if shown.count(label) == 1 else f"{label} [{key[:6]}]" for key, label in named.items()}
+    return {key: label if shown[label] == 1 else f"{label} [{key[:6]}]" for key, label in named.items()}
 
 
-def _label(group: Group, standard: Group, alike: Sequence[Group]) -> str:
-    name = label_of(group.method) + (f", {group.variant}" if group.variant else "")
-    ours = without_seed(group.config)
-    family = [without_seed(other.config) for other in alike if other.variant == group.variant]
-    varied = [key for key in ours if any(ours[key] != theirs.get(key) for theirs in family)]
-    of_variant = VARIANTS.get(group.variant or "", frozenset())
-    apart = [key for key in differences(group.config, standard.config) if key not in of_variant]
-    if sum(all(theirs.get(key) == ours[key] for key in apart) for theirs in family) > 1:
-        if len(varied) > MOST_IN_LABEL and is_preset(group.config):
-            return f"{name}, preset"
-        apart = [key for key in ours if key in apart or key in varied]
-    return " ".join([name, *(f"{key}={plain(ours[key], 24)}" for key in apart)])
+def _family_labels(family: Sequence[Group], standard: Group) -> dict[str, str]:
+    """Labels of all groups of one method and variant, by config hash."""
+    name = label_of(standard.method) + (f", {family[0].variant}" if family[0].variant else "")
+    of_variant = VARIANTS.get(family[0].variant or "", frozenset())
+    values = [without_seed(group.config) for group in family]
+    varied = {key for key in values[0] if len({repr(one.get(key)) for one in values}) > 1}
+    counts: dict[tuple[str, ...], Counter[str]] = {}  # names → how many groups have the same values of these
+    found = {}
+    for group, ours in zip(family, values, strict=True):
+        apart = tuple(key for key in differences(group.config, standard.config) if key not in of_variant)
+        if apart not in counts:
+            counts[apart] = Counter(_spelled(one, apart) for one in values)
+        if counts[apart][_spelled(ours, apart)] > 1:
+            if len(varied) > MOST_IN_LABEL and is_preset(group.config):
+                found[group.config.hash] = f"{name}, preset"
+                continue
+            apart = tuple(key for key in ours if key in apart or key in varied)
+        found[group.config.hash] = " ".join([name, *(f"{key}={plain(ours[key], 24)}" for key in apart)])
+    return found
+
+
+def _spelled(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    return repr([values.get(name) for name in names])
 
 
 def differences(config: RunConfig, other: RunConfig) -> list[str]:

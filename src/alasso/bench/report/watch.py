@@ -27,6 +27,8 @@ from alasso.errors import AlassoError
 
 HOST = "127.0.0.1"
 MOST = 12  # running logs shown, the latest
+MOST_OF_A_LOG = 64 << 20  # bytes
+MOST_CONNECTIONS = 32  # at a time
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
@@ -34,13 +36,14 @@ MOST = 12  # running logs shown, the latest
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    timeout = 10  # seconds for the next byte of a request, or of an answer to be taken
 
     def do_GET(self) -> None:
         # A foreign page whose name is made to point here must not read results.
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             return self.answer(403, "text/plain", b"only from this machine")
         if self.path == "/":
-            return self.answer(200, "text/html; charset=utf-8", self.server.page())
+            return self.answer(200, "text/html; charset=utf-8", self.server.newest()[1])
         if self.path == "/state.json":
             return self.answer(200, "application/json", self.server.state())
         return self.answer(404, "text/plain", b"there is no such page")
@@ -51,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", f"{page.POLICY}; frame-ancestors 'none'")
         self.end_headers()
         self.wfile.write(content)
 
@@ -65,8 +69,11 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
         self._made: tuple[str, bytes] = "", b""
+        self._being_made: str | None = None  # version of the page that is being built
+        self._first = threading.Event()
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -85,22 +92,50 @@ class Server(ThreadingHTTPServer):
                 stamps.append((str(path), stat.st_mtime_ns, stat.st_size))
         return str(hash((tuple(stamps), tuple(progress.label for progress in live))))
 
-    def page(self) -> bytes:
-        live = running(self.folder)
-        version = self.version(live)
+    def newest(self, live: Sequence[Progress] | None = None) -> tuple[str, bytes]:
+        """Version and content of the newest page. One that is due is built beside the requests, one at a time; only
+        the first is waited for.
+        """
+        version = self.version(running(self.folder) if live is None else live)
         with self._lock:
-            if self._made[0] != version:
-                self._made = version, page.build(collect([self.folder]), live).encode()
-            return self._made[1]
+            if self._being_made is None and self._made[0] != version:
+                self._being_made = version
+                threading.Thread(target=self._build, args=(version,), daemon=True).start()
+        self._first.wait()
+        return self._made
+
+    def _build(self, version: str) -> None:
+        content = self._made[1] or b"there is no page yet"
+        try:
+            with suppress(AlassoError):  # the folder is gone
+                content = page.build(collect([self.folder]), running(self.folder), version=version).encode()
+        finally:
+            with self._lock:
+                self._made, self._being_made = (version, content), None
+            self._first.set()
 
     def state(self) -> bytes:
-        """What the page asks for every other second."""
+        """What the page asks for every other second; the version is that of the page it would get."""
         live = running(self.folder)
-        return json.dumps({"version": self.version(live), "live": [asdict(progress) for progress in live]}).encode()
+        return json.dumps({"version": self.newest(live)[0], "live": [asdict(progress) for progress in live]}).encode()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own; beyond so many at a time, connections are closed."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Gives the place back at the end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that went away is no error."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
@@ -160,6 +195,8 @@ def read_log(path: Path) -> list[Mapping[str, float]] | None:
     A run that starts over or resumes appends to its log: what it does again replaces what came before.
     """
     try:
+        if path.stat().st_size > MOST_OF_A_LOG:
+            return None
         with path.open(newline="", encoding="utf-8") as lines:
             rows = csv.DictReader(lines)
             if tuple(rows.fieldnames or ()) != CsvLog.columns:

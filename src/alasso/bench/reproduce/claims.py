@@ -16,7 +16,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from alasso.bench.config import count_of, nearest, read_toml
+from alasso.bench import schema
+from alasso.bench.config import count_of, nearest
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.experiments import Evidence, Experiment, NotRun, config_of, no_seed_in_common
 from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding, check_arguments, references_in
@@ -160,7 +161,7 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
         if hopeless:  # which no run will change
             return Judged(claim, NOT_COMPUTABLE, diverged=evidence.divergences(*hopeless))
         return Judged(claim, NOT_RUN, missing=not_run.missing, apart=not_run.apart)
-    except (AlassoError, TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise AlassoError(f"{claim.id} cannot be computed from {dict(claim.arguments)}: {error}") from error
     edition, diverged = evidence.edition(claim.references), evidence.divergences(*claim.references)
     return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)
@@ -203,13 +204,15 @@ def read_claims(
         AlassoError: A claim is not whole, or names what there is not.
     """
     path = folder / "claims.toml"
-    raw = {"claim": [], "untested": [], **(read_toml(path) if path.exists() else {})}
+    raw = schema.read_toml(path) if path.exists() else {}
     try:
-        claims = [_claim(one, experiments) for one in raw["claim"] if not quick or one.get("quick")]
-        untested = [Untested(**one) for one in raw["untested"]]
-    except (AlassoError, TypeError, AttributeError) as error:  # the last of what is written with single brackets
-        said = "write [[claim]] and [[untested]]" if isinstance(error, AttributeError) else error
-        raise AlassoError(f"{path}: {said}") from error
+        if any(isinstance(raw.get(name), dict) for name in ("claim", "untested")):
+            raise AlassoError("write [[claim]] and [[untested]]")
+        schema.CLAIMS(raw, "")
+        claims = [_claim(one, experiments) for one in raw.get("claim", ()) if not quick or one.get("quick")]
+        untested = [Untested(**one) for one in raw.get("untested", ())]
+    except AlassoError as error:
+        raise AlassoError(f"{path}: {error}") from error
     names = Counter(claim.id for claim in claims)
     if twice := [name for name, count in names.items() if count > 1]:
         raise AlassoError(f"{path}: two claims are called {twice[0]!r}")
@@ -217,9 +220,10 @@ def read_claims(
 
 
 def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Claim:
-    name = raw.get("id", "a claim without id")
+    name = f"{raw.get('id', 'a claim without id')}"[:60]
     own = {key: value for key, value in raw.items() if key in OWN_FIELDS}
     try:
+        schema.CLAIM(raw, "")
         claim = Claim(**own, arguments={key: value for key, value in raw.items() if key not in OWN_FIELDS})
         if claim.how not in COMPUTATIONS:
             raise AlassoError(f"there is no computation {claim.how!r}{nearest(claim.how, COMPUTATIONS)}")
@@ -230,8 +234,8 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
             raise AlassoError(f"no number is at least {claim.at_least} and at most {claim.at_most}")
         for reference in claim.references:
             config_of(experiments, reference)
-    except (AlassoError, TypeError) as error:
-        raise AlassoError(f"{name}: {str(error).removeprefix('Claim.__init__() ')}") from error
+    except (AlassoError, TypeError) as error:  # a name that is no Python name
+        raise AlassoError(f"{name}: {error}") from error
     return claim
 
 

@@ -14,15 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from alasso.bench import probe
-from alasso.bench.config import RunConfig, nearest, read_toml
+from alasso.bench.config import RunConfig, nearest
 from alasso.bench.data.editions import short
 from alasso.bench.metrics import same_stream
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.report.aggregate import MEASURES, Group, groups
-from alasso.bench.results import DIVERGED, Divergence, Result, read_all, read_note
+from alasso.bench.results import DIVERGED, Divergence, Result, read_file, read_note, result_files
+from alasso.bench.schema import EXPERIMENT, MOST_RUNS, read_toml
 from alasso.errors import AlassoError
 
 Values = dict[int, float]  # seed → value
@@ -164,22 +166,17 @@ def read_experiments(folder: Path, *, quick: bool = False) -> dict[str, Experime
 def _read(path: Path) -> Experiment:
     raw = read_toml(path)
     try:
+        EXPERIMENT(raw, "")
         experiment = Experiment(id=path.stem, **raw)
-        _check(experiment)
-        if experiment.quick is not None:
-            _check(experiment.in_small())
-    except (AlassoError, TypeError, AttributeError) as error:  # a field that is missing, unknown or no table
+        for one in (experiment, experiment.in_small()) if experiment.quick is not None else (experiment,):
+            if one.seeds * len(one.runs) > MOST_RUNS:
+                raise AlassoError(f"{len(one.runs)} runs of {one.seeds} seeds are more than {MOST_RUNS:,}")
+            one.configs()  # which refuses unknown names and values out of range
+            probe.Plan(**one.probe or {})
+    except (AlassoError, TypeError) as error:  # a name of a probe that there is not
         said = re.sub(r"^\w+\.__init__\(\) ", "", str(error))
         raise AlassoError(f"{path}: {said}") from error
     return experiment
-
-
-def _check(experiment: Experiment) -> None:
-    """Makes every config, which refuses unknown names and values out of range."""
-    if type(experiment.seeds) is not int or experiment.seeds < 1:
-        raise AlassoError(f"seeds must be a whole number from 1 on, not {experiment.seeds!r}")
-    experiment.configs()
-    probe.Plan(**experiment.probe or {})
 
 
 def chosen(experiments: Mapping[str, Experiment], only: Iterable[str], skip: Iterable[str]) -> list[Experiment]:
@@ -249,6 +246,7 @@ class Evidence:
         results: Results of whichever runs; those of other runs are left aside.
         probes: What was measured of single weights.
         notes: Which runs diverged; a run that has a result, too, finished another time, and counts.
+        left_out: One sentence for each file that cannot be read, by the run it is named after.
     """
 
     def __init__(
@@ -257,8 +255,9 @@ class Evidence:
         results: Iterable[Result],
         probes: Iterable[probe.Measured] = (),
         notes: Iterable[Divergence] = (),
+        left_out: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.experiments, self.all_probes = experiments, list(probes)
+        self.experiments, self.all_probes, self.left_out = experiments, list(probes), left_out
         own = {config_of(experiments, ref).hash for one in experiments.values() for ref in one.references}
         self.by_hash = {group.config.hash: group for group in groups(results) if group.config.hash in own}
         self.names = {result.name for group in self.by_hash.values() for result in group.results}
@@ -276,19 +275,28 @@ class Evidence:
             out: The folder.
 
         Returns:
-            Its results, probes and notes of runs that diverged; none if the folder does not exist.
-
-        Raises:
-            AlassoError: A file cannot be read.
+            Its results, probes and notes of runs that diverged; none if the folder does not exist. What cannot be
+            read is left out.
         """
-        results = []
-        for found in read_all(sorted(out.glob("*.json*"))):
-            if isinstance(found, AlassoError):
-                raise AlassoError(f"{found}; delete it, and `alasso reproduce` trains it again") from found
-            results.append(found)
-        probes = [probe.read(path) for path in sorted(out.glob("*.probe.json*"))]
-        notes = [read_note(path) for path in sorted(out.glob(f"*{DIVERGED}"))]
-        return Evidence(experiments, results, probes, notes)
+        results: list[Result] = []
+        probes: list[probe.Measured] = []
+        notes: list[Divergence] = []
+        left_out: dict[str, str] = {}
+        for path in result_files(sorted(out.glob("*.json*"))):
+            for found in read_file(path):
+                if isinstance(found, AlassoError):
+                    left_out[run_of(path)] = f"{found}; delete it, and `alasso reproduce` trains it again"
+                else:
+                    results.append(found)
+        for path in (*sorted(out.glob("*.probe.json*")), *sorted(out.glob(f"*{DIVERGED}"))):
+            try:
+                if path.name.endswith(DIVERGED):
+                    notes.append(read_note(path))
+                else:
+                    probes.append(probe.read(path))
+            except AlassoError as error:
+                left_out[run_of(path)] = str(error)
+        return Evidence(experiments, results, probes, notes, left_out)
 
     def group(self, reference: str) -> Group | None:
         """All seeds of a run; None if there are none."""
@@ -378,6 +386,15 @@ class Evidence:
         own = {name: editions - set(AS_PUBLISHED) for name, editions in sorted(self.editions(references).items())}
         said = {name: " and ".join(sorted(of)) if len(of) > 1 else short(*of) for name, of in own.items() if of}
         return ", ".join(f"{name} {edition}" for name, edition in said.items())
+
+
+def run_of(path: Path) -> str:
+    """The run that a file in a folder of results is named after.
+
+    >>> run_of(Path("x_s0.json.xz")), run_of(Path("x_s0.probe.json")), run_of(Path("x_s0.diverged"))
+    ('x_s0', 'x_s0.probe', 'x_s0')
+    """
+    return re.sub(r"(\.jsonl?|\.diverged)?(\.xz)?$", "", path.name)
 
 
 def no_seed_in_common(references: Sequence[str]) -> str:

@@ -104,9 +104,10 @@ def make_plan(experiments: Iterable[Experiment], evidence: Evidence, seeds: int 
     early = {
         name: config for name, config in wanted.items() if config.seed in evidence.ended_early.get(config.hash, {})
     }
+    aside = early.keys() | (evidence.left_out.keys() - evidence.names)  # a damaged file is not written over
     parts = []
     for title in dict.fromkeys(map(part_title, wanted.values())):
-        own = {name: config for name, config in wanted.items() if part_title(config) == title and name not in early}
+        own = {name: config for name, config in wanted.items() if part_title(config) == title and name not in aside}
         missing = [config for name, config in own.items() if name not in evidence.names]
         users = list(dict.fromkeys(user for user, config in trained if part_title(config) == title))
         parts.append(Part(title, missing, len(own) - len(missing), users))
@@ -124,7 +125,7 @@ def _missing_probes(experiment: Experiment, evidence: Evidence, seeds: int | Non
         except NotRun:
             there = set()
         missing += [experiment.config(run, seed) for seed in range(seeds or experiment.seeds) if seed not in there]
-    return [Probe(config, plan) for config in missing]
+    return [Probe(config, plan) for config in missing if f"{config.name}.probe" not in evidence.left_out]
 
 
 def part_title(config: RunConfig) -> str:

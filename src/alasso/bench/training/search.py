@@ -7,7 +7,6 @@ each task's training examples is held out and measured on instead.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from alasso.bench import results
+from alasso.bench import results, schema
 from alasso.bench.config import RunConfig, count_of, known, other_setting
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.registry import BENCHMARKS, METHODS, with_memory
@@ -225,6 +224,7 @@ def _grouped(found: Sequence[Result], names: Sequence[str]) -> list[dict[str, An
 
 
 def _read(file: Path, benchmark: str) -> dict[str, Any]:
+    outcome: dict[str, Any]
     if not file.exists():
         return {
             "schema": SCHEMA,
@@ -233,17 +233,18 @@ def _read(file: Path, benchmark: str) -> dict[str, Any]:
             "chosen": {},
             "methods": {},
         }
-    text = results.read_text(file)
+    text = schema.read_text(file)
     try:
-        outcome: dict[str, Any] = json.loads(text)
-        fits = outcome["schema"] == SCHEMA and outcome["benchmark"] == benchmark
-        settings = [(method, name) for method, chosen in outcome["chosen"].items() for name in {**chosen}]
-        outcome = {**outcome, "methods": {**outcome.get("methods", {})}}
-    except (ValueError, LookupError, TypeError, AttributeError):
-        fits = False
-    if not fits:
+        outcome = schema.from_json(text)
+        schema.SEARCH(outcome, "")
+        for method, searched in outcome.setdefault("methods", {}).items():
+            if lacking := [name for row in searched["tried"] for name in searched["space"] if name not in row]:
+                raise AlassoError(f"what was tried for {method:.60} lacks {lacking[0]:.60}")
+    except AlassoError as error:
+        raise AlassoError(f"{file} is not the outcome of a search on {benchmark}: {error}") from error
+    if outcome["schema"] != SCHEMA or outcome["benchmark"] != benchmark:
         raise AlassoError(f"{file} is not the outcome of a search on {benchmark}")
-    for method, name in settings:
+    for method, name in [(method, name) for method, chosen in outcome["chosen"].items() for name in chosen]:
         if name not in known(method, METHODS, f"method in {file}:").settings:
             raise AlassoError(
                 f"{file}: {method} has no setting {name!r}{other_setting(name, METHODS[method].settings)}"

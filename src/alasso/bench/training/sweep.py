@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from alasso.bench.data.editions import refuse_changed_images
 from alasso.bench.io import check_writable, refuse_taken
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
+from alasso.bench.schema import MOST_RUNS
 from alasso.bench.training import checkpoint
 from alasso.bench.training.progress import (
     Bars,
@@ -95,6 +97,9 @@ def combinations(
             allowed = sorted(somewhere - set(NOT_CHANGES))
             who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
             raise AlassoError(f"{who} setting {name!r}{other_setting(name, allowed)}")
+    asked = len(methods) * len(seeds) * math.prod(map(len, settings.values()))
+    if asked > MOST_RUNS:
+        raise AlassoError(f"this asks for {asked:.3g} runs; ask for {MOST_RUNS:,} or fewer at a time")
     configs = []
     for method in methods:
         taken = {*METHODS[method].settings, *RunConfig.field_names()}
@@ -286,5 +291,13 @@ def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
 def unfinished(kinds: Iterable[tuple[str, str]], out: Path) -> list[RunConfig]:
     """Configs of checkpoints without a result, of some (benchmark, method)."""
     paths = [path for benchmark, method in kinds for path in sorted(out.glob(f"{benchmark}_{method}_*.checkpoint"))]
-    found = [checkpoint.config_in(path) for path in paths if not path.with_suffix(".json").exists()]
+    found = [_config_in(path) for path in paths if not path.with_suffix(".json").exists()]
     return [config for config in found if config is not None]
+
+
+def _config_in(path: Path) -> RunConfig | None:
+    """The config of a checkpoint; None where it is damaged: another run's file stands in nobody's way."""
+    try:
+        return checkpoint.config_in(path)
+    except (AlassoError, LookupError, TypeError, AttributeError):
+        return None

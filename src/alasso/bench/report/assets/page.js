@@ -274,7 +274,7 @@
 
   // -- served while runs go on -----------------------------------------------------------------------------------
 
-  let version = null;
+  const version = document.body.dataset.watch;
 
   async function refresh() {
     let state;
@@ -283,8 +283,7 @@
     } catch {
       return; // the server was stopped; the page stays as it is
     }
-    if (version !== null && state.version !== version) return location.reload();
-    version = state.version;
+    if (state.version !== version) return location.reload();
     for (const progress of state.live) {
       for (const element of all("[data-live]")) update(plots.get(element), progress, element.dataset.live);
       const note = all("[data-log]").find((each) => each.dataset.log === progress.label);
