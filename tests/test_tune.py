@@ -1,14 +1,13 @@
 """alasso.tune: the climb on made-up hills, and on a small stream against a fine grid."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import alasso
 from alasso import ALASSO, EWC, SI, AlassoError, KronALASSO
-from alasso._tune import Trial, climb, strength_of
+from alasso._tune import Trial, climb, strength_among
 
 from helpers import mlp, run, toy_tasks
 
@@ -142,7 +141,7 @@ def test_what_cannot_be_tuned_is_said(arguments, message):
 
 def test_a_method_without_a_strength_is_refused():
     with pytest.raises(AlassoError, match="L0 has no strength to search"):
-        strength_of(SimpleNamespace(method="L0", settings=dict))
+        strength_among("L0", {"xi"})
 
 
 def test_no_method_is_left_attached():

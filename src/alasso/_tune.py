@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -158,7 +158,7 @@ def tune(
         torch.manual_seed(seed)
         model, optimizer = start()
         with method(model).attach(optimizer) as regularizer:
-            setting = setting or strength_of(regularizer)
+            setting = setting or strength_among(regularizer.method, regularizer.settings())
             if strength is not None:
                 setattr(regularizer, setting, strength)
             try:
@@ -228,13 +228,23 @@ def ask(study: Study, setting: str, trials: list[Trial], trained: Callable[[floa
         study.tell(asked, trials[-1].score if trials[-1].scores else -sys.float_info.max)
 
 
-def strength_of(regularizer: Regularizer) -> str:
-    """Return the name of the setting that weighs the past."""
-    settings: dict[str, Any] = regularizer.settings()
+def strength_among(method: str, settings: Iterable[str]) -> str:
+    """Return the name of the setting that weighs the past.
+
+    Args:
+        method: The method's name.
+        settings: The names of its settings.
+
+    Returns:
+        ``"c"`` or ``"lam"``.
+
+    Raises:
+        AlassoError: There is none.
+    """
     for name in ("c", "lam"):
         if name in settings:
             return name
-    raise AlassoError(f"{regularizer.method} has no strength to search: neither c nor lam")
+    raise AlassoError(f"{method} has no strength to search: neither c nor lam")
 
 
 def balanced(strength: float, summary: Summary) -> float:

@@ -44,6 +44,20 @@ def test_search_writes_what_was_tried_and_chosen_and_never_looks_at_test_example
         search.search("permuted-mnist", ["si"], [0], fields, options, file, Console(quiet=True))
 
 
+def test_a_climb_tries_strengths_next_to_the_best(tmp_path):
+    file, options = tmp_path / "found.json", sweep.Options(out=tmp_path / "runs", device="cpu", quiet=True, resume=True)
+    fields = {"tasks": 3, "epochs": 2, "hidden": 16}
+    arguments = ["permuted-digits", ["kron-alasso"], [0], fields, options, file, Console(quiet=True)]
+    outcome = search.search(*arguments, climb=4)
+    tried = {row["c"]: row["A"] for row in outcome["methods"]["kron-alasso"]["tried"]}
+    assert len(tried) == 4 and {1.0, 10.0} < tried.keys()
+    assert tried[outcome["chosen"]["kron-alasso"]["c"]] == max(tried.values())
+    assert search.chosen_settings(file, "permuted-digits") == outcome["chosen"]
+    assert search.search(*arguments, climb=5)["methods"]["kron-alasso"]["tried"][0]["A"] >= max(tried.values())
+    with pytest.raises(AlassoError, match="vcl has no strength to search"):
+        search.search("permuted-digits", ["vcl"], *arguments[2:], climb=4)
+
+
 def test_search_knows_its_methods_before_anything_is_run(tmp_path):
     options = sweep.Options(out=tmp_path / "runs", device="cpu", quiet=True)
     for wrong, said in (("alsso", "did you mean 'alasso'"), ("single-task", "no settings to search for")):

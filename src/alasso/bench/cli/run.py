@@ -156,6 +156,9 @@ def search(
     epochs: Epochs = None,
     seed: Seeds = None,
     set_: Tried = None,
+    climb: Annotated[
+        int | None, typer.Option(min=1, help="Try so many strengths, c or lam, uphill, in place of a grid.")
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     out: OutFolder = Path("runs/search"),
@@ -169,10 +172,14 @@ def search(
     values = parsed_settings(set_ or [])
     if values and not method:
         raise AlassoError(f"--set needs --method, to say which method's {' and '.join(values)} to try")
+    if values and climb:
+        raise AlassoError("--climb chooses the values to try itself; leave out --set")
     options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again="delete it to run it again")
-    methods = method or [name for name, known in METHODS.items() if known.search]
+    methods = method or [
+        name for name, known in METHODS.items() if (known.settings.keys() & {"c", "lam"} if climb else known.search)
+    ]
     try:
-        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Terminal(), values)
+        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Terminal(), values, climb)
     except runs.Stopped as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
     for name in dict.fromkeys(methods):

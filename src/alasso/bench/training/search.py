@@ -1,5 +1,6 @@
-"""A small grid search, on held-out training examples, whose outcome is a file: what was tried, what was chosen.
-``alasso run --settings FILE`` and :func:`chosen_settings` read it.
+"""A small search, on held-out training examples, whose outcome is a file: what was tried, what was chosen.
+``alasso run --settings FILE`` and :func:`chosen_settings` read it. It tries a grid, or climbs in the strength as
+:func:`alasso.tune` does.
 
 The paper says that each method uses settings optimised for itself. The search never sees the test examples: a sixth of
 each task's training examples is held out and measured on instead.
@@ -7,14 +8,17 @@ each task's training examples is held out and measured on instead.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
 
+from alasso._tune import Trial, strength_among
+from alasso._tune import climb as uphill
 from alasso.bench import results, schema
 from alasso.bench.config import RunConfig, count_of, known, other_setting
 from alasso.bench.io import check_file, write_whole
@@ -36,8 +40,9 @@ def search(
     file: Path,
     console: Console,
     values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    climb: int | None = None,
 ) -> dict[str, Any]:
-    """Tries every combination of each method's values.
+    """Tries every combination of each method's values, or climbs in its strength.
 
     Methods not named keep what ``file`` says of them, and so do those named, of values that are not tried again, if the
     search was the same in all else.
@@ -51,6 +56,7 @@ def search(
         file: The outcome; added to if it is there.
         console: Shows progress.
         values: Values to try of some settings, in place of those that a method's own search has.
+        climb: How many strengths to try at most, each next to the best so far, in place of a grid.
 
     Returns:
         The outcome.
@@ -68,14 +74,20 @@ def search(
         known(method, METHODS, "method")
     _refuse_unknown(values, methods)
     measured = {**fields, "validation": True}
-    spaces = {method: _space(method, values) for method in methods}
+    spaces = {method: _strength(method) if climb else _space(method, values) for method in methods}
     for method, space in spaces.items():  # before anything is run
         if not space:
             raise AlassoError(f"{method} has no settings to search for")
-    planned = {method: sweep.combinations(benchmark, [method], seeds, measured, spaces[method]) for method in methods}
+
+    def searched(method: str, space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        configs = sweep.combinations(benchmark, [method], seeds, measured, dict(space))
+        return _searched(configs, list(spaces[method]), seeds, options, console)
+
+    for method in methods:  # before anything is run
+        sweep.combinations(benchmark, [method], seeds, measured, {} if climb else spaces[method])
     without: list[str] = []
-    for method, configs in planned.items():
-        found = _searched(configs, list(spaces[method]), seeds, options, console)
+    for method, space in spaces.items():
+        found = _climbed(searched, method, next(iter(space)), climb) if climb else searched(method, space)
         if not found["tried"]:
             without.append(f"{method} diverged with all of its settings: {found['diverged']}")
             continue
@@ -107,6 +119,33 @@ def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[A
     """The values to try of each setting: the method's own, and what was asked for in place of them or besides."""
     asked = {name: tried for name, tried in values.items() if name in METHODS[method].settings}
     return {name: list(tried) for name, tried in {**METHODS[method].search, **asked}.items()}
+
+
+def _strength(method: str) -> dict[str, list[Any]]:
+    """The method's strength, with no values."""
+    return {strength_among(method, METHODS[method].settings): []}
+
+
+def _climbed(
+    searched: Callable[[str, Mapping[str, Sequence[Any]]], dict[str, Any]], method: str, name: str, most: int
+) -> dict[str, Any]:
+    """What was tried for one method on a climb in its strength from the preset."""
+    found = searched(method, {})
+    first = found["space"][name][0]
+    values = [first]
+
+    def trained(strength: float) -> Trial:
+        nonlocal found
+        values.append(float(f"{strength:.3g}"))
+        found = searched(method, {name: values})
+        return Trial(values[-1], _score(found, name, values[-1]), ())
+
+    uphill([Trial(first, _score(found, name, first), ())], trained, most)
+    return found
+
+
+def _score(found: Mapping[str, Any], name: str, value: float) -> float:
+    return max((row["A"] for row in found["tried"] if row[name] == value), default=-math.inf)
 
 
 def _searched(
