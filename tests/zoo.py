@@ -283,6 +283,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "embedding": (on_words(table=lambda: nn.Embedding(11, 4)), WORDS),
     "embedding with padding": (on_words(table=lambda: nn.Embedding(11, 4, padding_idx=2)), WORDS),
     "embedding scaled by frequency": (on_words(table=lambda: nn.Embedding(11, 4, scale_grad_by_freq=True)), WORDS),
+    "embedding with sparse gradients": (on_words(table=lambda: nn.Embedding(11, 4, sparse=True)), WORDS),
     "embedding and norm": (on_words(table=lambda: nn.Embedding(11, 4), norm=lambda: nn.LayerNorm(4)), WORDS),
     "embedding bag": (lambda: seq(nn.EmbeddingBag(11, 4), nn.Linear(4, 3)), WORDS),
     "words and positions": (

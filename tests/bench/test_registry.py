@@ -33,7 +33,7 @@ def test_defaults_are_those_of_the_class(name, kind):
 def test_fixed_arguments_and_those_that_are_no_numbers_are_no_settings():
     assert set(METHODS["imm-mode"].settings) == {"transfer", "lam", "last_weight", "start", "labels", "drop"}
     assert METHODS["imm-mode"].settings["last_weight"] == 0.0  # as in result files; None in the library
-    assert METHODS["ewc"].choices == {"labels": ("true", "sampled", "expected", "uniform")}
+    assert METHODS["ewc"].choices == {"labels": ("true", "sampled", "expected", "uniform", "reversed")}
     assert not METHODS["sgd"].settings
 
 

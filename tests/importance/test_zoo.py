@@ -38,7 +38,7 @@ def reference(model: nn.Module, x: Tensor, y: Tensor, measure: str) -> dict[str,
         scalar(model(x[i : i + 1]), y[i]).backward()
         for name, p in model.named_parameters():
             if p.grad is not None:
-                total[name] += magnitude(p.grad) / len(x)
+                total[name] += magnitude(p.grad.to_dense()) / len(x)
     model.zero_grad()
     return total
 

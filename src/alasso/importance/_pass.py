@@ -307,7 +307,7 @@ class ImportancePass:
             for term in terms:
                 for total, gradient in zip(sums, self._backward(term, parameters), strict=True):
                     if gradient is not None:
-                        total += self.objective.magnitude(at_least_single(gradient.to_dense()))
+                        total += self.objective.magnitude(at_least_single(gradient))
         return sums
 
     def _backward(self, value: Tensor, parameters: Iterable[nn.Parameter]) -> list[Tensor | None]:
@@ -324,7 +324,7 @@ class ImportancePass:
                     leaf._post_accumulate_grad_hooks = {}  # None would leave them
             if value.requires_grad:
                 value.backward(retain_graph=True)
-            return [parameter.grad for parameter in parameters]
+            return [None if parameter.grad is None else parameter.grad.to_dense() for parameter in parameters]
         finally:
             for leaf, gradient, hooks, hooks_after in kept:
                 leaf.grad, leaf._backward_hooks, leaf._post_accumulate_grad_hooks = gradient, hooks, hooks_after

@@ -230,6 +230,8 @@ class Trainer:
                 self.end_task(t)
                 if self.save_is_due() and t + 1 < len(self.tasks):
                     self.save()
+        except DivergedError as error:
+            raise RunDiverged(Divergence(self.config, len(at.accuracy) + 1, str(error))) from error
         finally:
             self.writer.wait()  # nobody who resumes from here may find a checkpoint that is still being written
         at.seconds = time.monotonic() - self.began
@@ -258,10 +260,7 @@ class Trainer:
     def end_task(self, t: int) -> None:
         """Consolidates the task and measures all so far."""
         at, learner = self.at, self.learner
-        try:
-            learner.end_task(t)
-        except DivergedError as error:
-            raise RunDiverged(Divergence(self.config, t + 1, str(error))) from error
+        learner.end_task(t)
         at.accuracy.append(learner.accuracies(t, at.accuracy))
         if t + 1 < len(self.tasks):
             at.ahead += learner.accuracies_on([self.tasks[t + 1]])
