@@ -49,3 +49,6 @@ def test_a_probe_is_read_as_it_was_written(tmp_path):
     found = measured([[1.5, 1.0, 3.0], [1.0, 1.0, 1.0]], config=made_up().config.to_json())
     path.write_bytes(found.as_file())
     assert read(path) == found
+    config = {name: value for name, value in found.config.items() if name != "seed"}
+    path.write_bytes(replace(found, config=config).as_file())
+    assert read(path).seed == 0  # which a config need not name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -51,6 +52,7 @@ _OLD = 86_400.0
 """Seconds after which a download's folder is of a process that was killed."""
 _DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 _DIGITS_SEED = 0
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE)
 _SCRATCH = ".alasso-"
 
 
@@ -237,8 +239,8 @@ def unpack(archive: Path, wanted: str, into: Path) -> Path:
     except (AlassoError, MemoryError):
         raise
     except Exception as error:  # zipfile and tarfile raise what they happen to raise: IndexError for an empty name
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise
         raise AlassoError(f"{archive.name} is a damaged or unsafe archive: {shown(error)}") from error
     if not (into / wanted).is_dir():
         raise AlassoError(f"{archive.name} does not hold the folder {wanted}")

@@ -179,8 +179,8 @@ def read(path: Path) -> Measured:
     try:
         raw = schema.from_json(schema.read_text(path))
         schema.PROBE(raw, "")
-        RunConfig.from_json(raw["config"])
-        measured = Measured(**{**raw, "plan": Plan(**raw["plan"])})
+        config = RunConfig.from_json(raw["config"]).to_json()
+        measured = Measured(**{**raw, "config": config, "plan": Plan(**raw["plan"])})
         lines = (len(measured.weights), measured.plan.offsets)
         whole = {"losses": lines, "springs": (lines[0], 2), "importance": lines[:1], "came_from": lines[:1]}
         shapes = {name: np.shape(getattr(measured, name)) for name in ("offsets", *whole)}
