@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
+from alasso import _files
 from alasso.errors import AlassoError
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what some file systems on a network answer
@@ -35,17 +35,10 @@ def disk_errors_as_advice(path: Path) -> Iterator[None]:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write beside ``path``, then put it in place at once. What was there stays until then."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with disk_errors_as_advice(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _files.whole_file(path) as stream:
+            yield stream
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -141,6 +142,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without Greek letters costs letters, not a command
+    warnings.formatwarning = lambda message, *place: f"alasso: {message}\n"  # as mistakes are said: in one line
     try:
         with terminated_like_ctrl_c():
             sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
