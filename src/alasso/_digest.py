@@ -77,11 +77,17 @@ def check_digest(state: object, where: str) -> None:
     Raises:
         AlassoError: It differs, or holds no digest.
     """
-    saved = state.get(DIGEST) if isinstance(state, Mapping) else None
-    if not isinstance(state, Mapping) or not isinstance(saved, str):
-        raise AlassoError(f"{where} has no digest: it is damaged, or of an earlier version; resume from another")
-    if saved != digest_of({name: value for name, value in state.items() if name != DIGEST}):
-        raise AlassoError(f"{where} is damaged: it is not what was saved; resume from an earlier one")
+    if not isinstance(state, Mapping):
+        raise AlassoError(f"{where} is no state but {type(state).__name__}; resume from another checkpoint")
+    saved, found = state.get(DIGEST), digest_of({name: value for name, value in state.items() if name != DIGEST})
+    if saved is None and found is None:
+        return  # of shards
+    if saved is None:
+        raise AlassoError(
+            f"{where} has no digest: it is damaged, or of an earlier version; resume from another checkpoint"
+        )
+    if saved != found:
+        raise AlassoError(f"{where} is damaged: it is not what was saved; resume from another checkpoint")
 
 
 def digest_of(state: Any) -> str | None:

@@ -36,6 +36,12 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with data sets. Default: ALASSO_DATA, else a cache.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=known_device)]
+AllowModel = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="module:factory", help="Import this network of your own, which a file names; else none is imported."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 

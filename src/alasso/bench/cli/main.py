@@ -33,7 +33,7 @@ COMMANDS = {
     "data": ("catalog:data_app", "Download data sets, or check those on the disk."),
 }
 #: Options that take several values after one flag: --seed 0 1 2
-SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
+SEVERAL = ("--allow-model", "--method", "--seed", "--set", "--log", "--only", "--skip")
 STOPPED = 130  # as shells report a program ended by Ctrl-C
 
 #: What the parser raises; typer has click inside it or beside it, depending on its version, and shows this class alone.

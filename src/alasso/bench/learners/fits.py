@@ -60,19 +60,19 @@ def optimizer_state(saved: object, optimizer: torch.optim.Optimizer) -> dict[int
     """
     state = saved["state"] if isinstance(saved, Mapping) and "state" in saved else None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = {"step", "exp_avg", "exp_avg_sq"} if isinstance(optimizer, torch.optim.Adam) else {"momentum_buffer"}
+    names = ("step", "exp_avg", "exp_avg_sq") if isinstance(optimizer, torch.optim.Adam) else ("momentum_buffer",)
     if not isinstance(state, Mapping) or not all(type(i) is int and 0 <= i < len(parameters) for i in state):
         raise AlassoError("its optimizer's state is not of these parameters")
     found = {}
     for i, moments in state.items():
-        if not isinstance(moments, Mapping) or not set(moments) <= names:
+        if not isinstance(moments, Mapping) or not set(moments) <= set(names):
             raise AlassoError("its optimizer's state is of another optimizer")
         if all(value is None for value in moments.values()):  # as SGD notes that it has none
             continue
         like = torch.empty_like(parameters[i], requires_grad=False)
         own = {name: like.new_zeros((), dtype=torch.float32) if name == "step" else like for name in names}
         check_tensors(moments, own)
-        if any(bool((moments[name] < 0).any()) for name in names & {"step", "exp_avg_sq"}):
+        if any(bool((moments[name] < 0).any()) for name in own.keys() & {"step", "exp_avg_sq"}):
             raise AlassoError("its optimizer's state has a negative number of steps, or squares below zero")
         found[i] = {name: torch.empty_like(own[name]).copy_(moments[name]) for name in own}
     return found
