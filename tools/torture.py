@@ -746,11 +746,13 @@ def main():
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--faults", type=int, default=1200, help="how many, counted from number 0")
     words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--short", action="store_true", help="a few methods alone, no trainers: for the test suite")
     words.add_argument("--log", type=Path, default=Path("runs/torture.jsonl"), help="what is in it is not done again")
     given = words.parse_args()
     given.log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    done = torture(given.faults, given.seed, given.log, tell=lambda line: print(line, flush=True))
+    scale = {"methods": METHODS[:2], "each": 1, "with_trainers": False} if given.short else {}
+    done = torture(given.faults, given.seed, given.log, tell=lambda line: print(line, flush=True), **scale)
     print(*totals(done), f"{time.monotonic() - began:.0f} s", sep="\n")
     sys.exit(any(one["outcome"] in FAILURES for one in done))
 

@@ -146,7 +146,7 @@ def main() -> None:
     try:
         with terminated_like_ctrl_c():
             sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
-    except typer.Abort:  # what older versions of the parser make of Ctrl-C
+    except (typer.Abort, KeyboardInterrupt):  # Ctrl-C before or after the work, and what the parser makes of it
         sys.exit(STOPPED)
     except BrokenPipeError:  # `alasso … | head`
         silence()
