@@ -1,5 +1,6 @@
 """Checkpoints: a run in pieces is the run; nothing else is taken for one."""
 
+import hashlib
 import io
 import os
 import random
@@ -190,6 +191,17 @@ def test_a_checkpoint_never_runs_code(tmp_path):
     with pytest.raises(AlassoError, match="not a checkpoint"):
         checkpoint.load(tmp_path / "x.checkpoint", small(), CPU, {"digits": "scikit-learn"})
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("body", [b"", b"no zip", bytes(1000)])
+def test_nor_is_a_body_that_torch_cannot_read_taken_for_one(body, tmp_path):
+    path, config = tmp_path / "x.checkpoint", small()
+    written(path, config, {})
+    _, head, _ = path.read_bytes().split(b"\n", 2)
+    head += b"\n"
+    path.write_bytes(sealed.first_line(head, hashlib.sha256(head + body).hexdigest()) + head + body)
+    with pytest.raises(AlassoError, match=r"is not a checkpoint of alasso; delete it to start over"):
+        checkpoint.load(path, config, CPU, {"digits": "scikit-learn"})
 
 
 @pytest.fixture

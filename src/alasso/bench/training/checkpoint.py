@@ -187,7 +187,9 @@ def load(
     try:
         content = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
         return Position(**head["position"]), content["learner"], content["random"]
-    except (pickle.UnpicklingError, LookupError, TypeError, AttributeError, EOFError) as error:
+    except (RuntimeError, pickle.UnpicklingError, LookupError, TypeError, AttributeError, EOFError) as error:
+        if "memory" in str(error):  # it says nothing against the file
+            raise
         raise AlassoError(f"{path} is not a checkpoint of alasso; delete it to start over") from error
 
 
