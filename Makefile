@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu test-slow fuzz lint format figures docs clean
+.PHONY: demo test test-gpu test-slow torture fuzz lint format figures docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/alasso demo --out runs/demo
@@ -19,6 +19,10 @@ test-gpu: $(VENV)/.installed-dev
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# Faults by the hundred: kills, full disks, low limits, damaged files; a quarter of an hour. The same command resumes.
+torture: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/torture.py
 
 # Over a million damaged and made-up files for every reader; some 15 minutes on a core. A short form is in `make test`.
 fuzz: $(VENV)/.installed-dev

@@ -22,3 +22,11 @@ def pytest_collection_modifyitems(items):
 def _one_thread_and_a_fixed_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_as_before():
+    """A command that was stopped takes no further Ctrl-C; here the process goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import alasso.optim
-from alasso import ALASSO, EWC, MAS, SI, AlassoError, OnlineEWC
+from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError, KronALASSO, OnlineEWC, _digest
 
 from helpers import mlp, run, same, toy_tasks, weights
 
@@ -383,3 +384,165 @@ def test_a_state_that_is_not_finite_is_refused(broken):
     with pytest.raises(AlassoError, match=f"omega of {name} is a int in the saved state, not a tensor"):
         reg.load_state_dict(saved)
     assert reg.penalty().item() == before
+
+
+def learned(kind):
+    """A regularizer in the middle of its second task."""
+    torch.manual_seed(0)
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    reg = kind(model).attach(optimizer)
+    run(model, optimizer, TASKS[0])
+    reg.consolidate(TASKS[0])
+    run(model, optimizer, TASKS[1][:4])
+    return reg
+
+
+ALL_KINDS = [*KINDS, IMM, KronALASSO]
+FIELDS = [(kind, field) for kind in ALL_KINDS for field in fresh(kind).surrogate.State._fields]
+
+
+def numbers(like, fill):
+    return torch.full_like(like, fill)
+
+
+WRONG = {
+    "complex": lambda t: t.to(torch.complex64),
+    "bool": lambda t: t.bool(),
+    "int": lambda t: t.int(),
+    "float8": lambda t: t.float().to(torch.float8_e5m2),
+    "sparse": lambda t: t.to_sparse(),
+    "meta": lambda t: t.to("meta"),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "one number": lambda t: torch.zeros(1, dtype=t.dtype),
+    "one row more": lambda t: torch.zeros(len(t) + 1 if t.dim() else 2, *t.shape[1:], dtype=t.dtype),
+    "not finite": lambda t: torch.full(t.shape, torch.nan),
+    "a list": lambda t: t.tolist(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(("kind", "field"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+def test_a_field_of_another_kind_or_shape_is_refused_and_nothing_changes(kind, field):
+    reg, other = learned(kind), fresh(kind, 6, 12, 4)
+    saved, before = reg.state_dict(), other.state_dict()
+    for what, wrong in WRONG.items():
+        for name, tensors in saved["parameters"].items():
+            changed = {**saved, "parameters": {**saved["parameters"], name: {**tensors, field: wrong(tensors[field])}}}
+            with pytest.raises(AlassoError, match=name) as refused:
+                other.load_state_dict(changed)
+            assert "\n" not in str(refused.value), what
+    assert content(other.state_dict()) == content(before)
+    other.load_state_dict(saved)
+    assert content(other.state_dict()) == content(saved)
+
+
+def content(state):
+    found = _digest.digest_of(state)
+    assert found
+    return found
+
+
+NEVER_NEGATIVE = [
+    *((kind, "omega") for kind in ALL_KINDS if kind is not KronALASSO),
+    (EWC, "constant"),
+    (IMM, "precision"),
+    *(
+        (KronALASSO, field)
+        for field in ("unit", "steps", "tasks", "above", "below", "rows", "row_form", "past_columns")
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), NEVER_NEGATIVE, ids=lambda one: getattr(one, "__name__", one))
+def test_what_is_never_negative_is_refused_if_it_is(kind, field):
+    """A spring of negative stiffness pushes away."""
+    saved, other = learned(kind).state_dict(), fresh(kind, 6, 12, 4)
+    before = other.state_dict()
+    saved["parameters"]["2.weight"][field] = numbers(saved["parameters"]["2.weight"][field], -1)
+    with pytest.raises(AlassoError, match=r"2\.weight must be 0 or more|2\.weight must be from 0|contradicts itself"):
+        other.load_state_dict(saved)
+    assert content(other.state_dict()) == content(before)
+
+
+def test_codes_that_alasso_does_not_know_are_refused():
+    saved = learned(ALASSO).state_dict()
+    for code in (-2, 3, 127):
+        saved["parameters"]["0.bias"]["side"] = numbers(saved["parameters"]["0.bias"]["side"], code)
+        with pytest.raises(AlassoError, match=r"side of 0\.bias must be from -1 to 2 everywhere"):
+            fresh(ALASSO, 6, 12, 4).load_state_dict(saved)
+
+
+def test_sketches_of_another_rank_than_the_setting_come_back_and_those_that_contradict_each_other_do_not():
+    saved = learned(partial(KronALASSO, rank=3)).state_dict()
+    other = KronALASSO(mlp(6, 12, 4), rank=8)
+    other.load_state_dict({**saved, "settings": other.settings()})
+    assert other.rank == 8 and other.protected.states["0.weight"].rows.shape == (12, 4)
+    of_one = saved["parameters"]["0.weight"]
+    for field in ("rows", "past_columns"):
+        wider = {**of_one, field: torch.zeros(len(of_one[field]), 6)}
+        with pytest.raises(AlassoError, match=r"the state of 0\.weight contradicts itself"):
+            other.load_state_dict({**saved, "parameters": {**saved["parameters"], "0.weight": wider}})
+    for columns in (0, 14):
+        odd = {**of_one, "row_form": torch.zeros(12, columns)}
+        with pytest.raises(AlassoError, match=r"0\.weight has shape .*\(row_form\)"):
+            other.load_state_dict({**saved, "parameters": {**saved["parameters"], "0.weight": odd}})
+
+
+NUMBERS = [-1, True, "1", None, 10**400, float("nan"), torch.ones(3), [1], 1j]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_settings_and_counts_of_another_kind_are_refused_and_nothing_changes(kind):
+    saved, other = learned(kind).state_dict(), fresh(kind, 6, 12, 4)
+    before = other.state_dict()
+
+    def refused(**changes):
+        with pytest.raises(AlassoError) as error:
+            other.load_state_dict({**saved, **changes})
+        assert "\n" not in str(error.value)
+
+    for name, now in saved["settings"].items():
+        for wrong in NUMBERS:
+            allowed = {True: isinstance(now, bool), None: name == "last_weight"}
+            if not (isinstance(wrong, bool | None) and allowed[wrong]):
+                refused(settings={**saved["settings"], name: wrong})
+    for wrong in (*(w for w in NUMBERS if w is not None), 1.0, 2**63):
+        refused(tasks=wrong)
+        refused(steps=wrong)
+        refused(notes=wrong)
+    for wrong in NUMBERS:
+        refused(version=wrong)
+        refused(method=wrong)
+        refused(parameters=wrong)
+        refused(settings=wrong)
+        refused(parameters={**saved["parameters"], 5: wrong})
+        refused(settings={**saved["settings"], 5: wrong})
+    note = saved["notes"]["0.bias"]
+    for changes in (
+        {"gradient": torch.tensor(-1.0)},
+        {"gradient": torch.ones(2)},
+        {"gradient": torch.tensor(1)},
+        {"moved": torch.tensor(torch.inf)},
+        {"moved": 0.5},
+        {"factors": None},
+        {"more": 1},
+    ):
+        refused(notes={**saved["notes"], "0.bias": {**note, **changes}})
+    refused(notes={"nowhere": note})
+    refused(notes={"0.bias": {}})
+    assert content(other.state_dict()) == content(before)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_saved_state_that_would_be_trained_is_taken_as_numbers(kind):
+    """A tensor that wants gradients could not be written to in a step."""
+    saved = learned(kind).state_dict()
+    for tensors in saved["parameters"].values():
+        for tensor in tensors.values():
+            tensor.requires_grad_(tensor.is_floating_point())
+    model = mlp(6, 12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    reg = kind(model).attach(optimizer)
+    reg.load_state_dict(saved)
+    assert not any(t.requires_grad for state in reg.protected.states.values() for t in state)

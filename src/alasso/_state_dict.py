@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from alasso.methods.base import Surrogate
 
 STATE_VERSION = 1
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST = 2**63  # no count is larger
 
 
 def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None, partial: bool) -> Tensor:
@@ -31,6 +33,17 @@ def from_saved(tensor: Tensor, parameter: nn.Parameter, partial: bool) -> Tensor
     return sharded_like(tensor, parameter) if tensor.shape == parameter.shape else tensor.clone()
 
 
+def states_from(
+    saved: Mapping[str, Mapping[str, Tensor]], surrogate: Surrogate[Any], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Any]:
+    """Return this rank's states from what :func:`check_saved` has let through; they share no tensor with it."""
+    states = {}
+    for name, tensors in saved.items():
+        own = {f: from_saved(t.detach(), parameters[name], f in surrogate.partial) for f, t in tensors.items()}
+        states[name] = surrogate.State(**own)
+    return states
+
+
 def check_form(saved: object) -> None:
     """Refuse what cannot be a saved state at all."""
     if not isinstance(saved, Mapping):
@@ -42,8 +55,8 @@ def check_form(saved: object) -> None:
         if not isinstance(saved[part], Mapping):
             raise AlassoError(f"not a saved regularizer: its {part} are a {type(saved[part]).__name__}, not a mapping")
     for part in ("tasks", "steps"):
-        if not isinstance(saved[part], int) or saved[part] < 0:
-            raise AlassoError(f"not a saved regularizer: its number of {part} is {saved[part]!r}")
+        if type(saved[part]) is not int or not 0 <= saved[part] < MOST:
+            raise AlassoError(f"not a saved regularizer: its number of {part} is {saved[part]!r:.40}")
 
 
 def check_saved(
@@ -62,14 +75,16 @@ def check_saved(
         settings: Names of the settings that must be there, and of those that may.
         protected: The model's parameters by name.
     """
-    if saved["version"] != STATE_VERSION:
-        raise AlassoError(f"the state has version {saved['version']}, this library reads version {STATE_VERSION}")
-    if saved["method"] != method:
-        raise AlassoError(f"the state was saved by {saved['method']}, it cannot be loaded into {method}")
+    version, saved_by = saved["version"], saved["method"]
+    if type(version) is not int or version != STATE_VERSION:
+        raise AlassoError(f"the state has version {version!r:.40}, this library reads version {STATE_VERSION}")
+    if not isinstance(saved_by, str) or saved_by != method:
+        raise AlassoError(f"the state was saved by {saved_by!s:.40}, it cannot be loaded into {method}")
     needed, allowed = settings
     if not needed <= set(saved["settings"]) <= allowed:
-        raise AlassoError(f"the state's settings are {sorted(saved['settings'])}, which are not those of {method}")
-    unknown = sorted(set(saved["parameters"]) - set(protected))
+        names = sorted(map(str, saved["settings"]))
+        raise AlassoError(f"the state's settings are {names}, which are not those of {method}")
+    unknown = sorted(map(str, set(saved["parameters"]) - set(protected)))
     lacking = sorted(set(protected) - set(saved["parameters"]))
     if unknown or lacking:
         parts = [f"the state has {unknown[0]}, which the model lacks"] if unknown else []
@@ -79,18 +94,57 @@ def check_saved(
     for name, parameter in protected.items():
         tensors = saved["parameters"][name]
         if not isinstance(tensors, Mapping) or set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]
-            held = sorted(tensors) if isinstance(tensors, Mapping) else type(tensors).__name__
+            held = sorted(map(str, tensors)) if isinstance(tensors, Mapping) else type(tensors).__name__
             raise AlassoError(f"the state of {name} holds {held}, which is not what {method} keeps")
-        _check_tensors(name, tensors, surrogate, tuple(parameter.shape))
+        _check_tensors(name, tensors, surrogate, parameter)
+    _check_notes(saved.get("notes", {}), protected)
 
 
-def _check_tensors(name: str, tensors: Mapping[str, object], surrogate: Surrogate[Any], shape: tuple[int, ...]) -> None:
-    """Refuse of one parameter what is no tensor, not of its shape, or not finite."""
+def _check_tensors(name: str, tensors: Mapping[str, object], surrogate: Surrogate[Any], theta: nn.Parameter) -> None:
+    """Refuse of one parameter what is no plain tensor of its shape and kind, not finite, or out of its range."""
+    shape = tuple(theta.shape)
+    own = surrogate.init(torch.empty(shape, device="meta"))
     for field, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise AlassoError(f"{field} of {name} is a {type(tensor).__name__} in the saved state, not a tensor")
+        if not is_plain(tensor):
+            raise AlassoError(f"{field} of {name} is sparse, quantized or without values in the saved state")
         if not surrogate.fits(field, tensor, shape):
             raise AlassoError(f"{name} has shape {shape}, but the saved state is for {tuple(tensor.shape)} ({field})")
-        odd = (~torch.isfinite(local(tensor))).sum()
-        if sum_over_shards(odd, tensor):  # the same answer on each rank: all refuse it, or none does
+        wanted = getattr(own, field).dtype
+        if tensor.dtype not in (FLOATS if wanted.is_floating_point else (wanted,)):
+            kind = "real numbers" if wanted.is_floating_point else wanted
+            raise AlassoError(f"{field} of {name} holds {tensor.dtype} in the saved state, not {kind}")
+        numbers, (least, most) = local(tensor), surrogate.ranges.get(field, (-torch.inf, torch.inf))
+        odd = torch.stack([(~torch.isfinite(numbers)).sum(), ((numbers < least) | (numbers > most)).sum()])
+        # The same answer on each rank: all refuse it, or none does.
+        infinite, outside = sum_over_shards(odd, tensor).tolist()
+        if infinite:
             raise AlassoError(f"{field} of {name} is not finite in the saved state, which protects nothing")
+        if outside:
+            allowed = f"from {least} to {most}" if most < torch.inf else f"{least} or more"
+            raise AlassoError(f"{field} of {name} must be {allowed} everywhere, and is not in the saved state")
+    if not surrogate.goes_together(surrogate.State(**tensors)):
+        raise AlassoError(f"the state of {name} contradicts itself: its fields do not go together")
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is numbers in memory, and nothing that only stands for some."""
+    return tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized)
+
+
+def _check_notes(notes: object, protected: Mapping[str, nn.Parameter]) -> None:
+    """Refuse notes of other tensors, or that hold anything but two squared lengths and a word."""
+    if not isinstance(notes, Mapping) or not set(notes) <= set(protected):
+        raise AlassoError("not a saved regularizer: its notes are not on these parameters")
+    for name, note in notes.items():
+        if not isinstance(note, Mapping) or set(note) != {"gradient", "moved", "factors"}:
+            raise AlassoError(f"not a saved regularizer: its notes on {name} are not those of a regularizer")
+        for field in ("gradient", "moved"):  # a gradient may have been infinite, and its step skipped
+            length = note[field]
+            if not isinstance(length, Tensor) or not is_plain(length) or length.dtype not in FLOATS or length.dim():
+                raise AlassoError(f"not a saved regularizer: its note {field} on {name} is not a number")
+            if length < 0 or (field == "moved" and not torch.isfinite(length)):
+                raise AlassoError(f"not a saved regularizer: its note {field} on {name} is {float(length)}")
+        if not isinstance(note["factors"], str):
+            raise AlassoError(f"not a saved regularizer: its note factors on {name} is not a word")

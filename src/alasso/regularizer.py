@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from alasso import importance as measures
 from alasso._distributed import as_sharded, local, total_of
 from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
-from alasso._state_dict import STATE_VERSION, check_form, check_saved, from_saved, to_save
+from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
 from alasso._step_hooks import StepHooks, base_optimizer
 from alasso._summary import Notes, Summary, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
@@ -470,11 +470,10 @@ class Regularizer:
         parameters = dict(self.protected) | {name: named[name] for name in saved["parameters"] if name in named}
         needed = {field.name for field in fields(self.surrogate)}  # type: ignore[arg-type]
         check_saved(saved, self.method, self.surrogate, (needed, self.settings().keys()), parameters)
+        states = states_from(saved["parameters"], self.surrogate, parameters)
         self.load_settings(saved["settings"])
         self.protected.states.clear()
-        for name, tensors in saved["parameters"].items():
-            own = {f: from_saved(t, parameters[name], f in self.surrogate.partial) for f, t in tensors.items()}
-            self.protected.put(name, self.surrogate.State(**own))
+        self.protected.put_all(states)
         self.notes.load(saved.get("notes", {}))  # which earlier versions did not save
         self.tasks, self.steps = saved["tasks"], saved["steps"]
         self._was_loaded = self._is_at_anchors

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -109,7 +110,22 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AlassoError, match="the disk is full; free some space"):
         disk.write_whole(tmp_path / "x.json", b"after")
     assert (tmp_path / "x.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_and_then_its_name_are_brought_to_the_disk(tmp_path, monkeypatch):
+    """Power that fails after the new name may otherwise leave it on an empty file."""
+    done, real = [], os.fsync
+
+    def noted(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        done.append("folder" if is_folder else "file")
+        done.append((tmp_path / "x.json").exists())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    disk.write_whole(tmp_path / "x.json", b"content")
+    assert done == ["file", False, "folder", True]

@@ -1,6 +1,7 @@
 """The callback for Hugging Face's Trainer, with the real trainer, against loops written by hand."""
 
 import copy
+import random
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from alasso import ALASSO, EWC, MAS, AlassoError
+from alasso._digest import digest_of
 from alasso.importance import fisher
 
 from helpers import same, weights
@@ -27,6 +29,7 @@ with warnings.catch_warnings():
         TrainingArguments,
     )
 
+    from alasso.integrations import huggingface
     from alasso.integrations.huggingface import AlassoCallback, causal_lm_loss
 
 pytestmark = [
@@ -246,3 +249,30 @@ def test_fisher_of_a_language_model_counts_sequences():
         log_p = model(input_ids=row[None]).logits[0, :-1].float().log_softmax(1).gather(1, row[1:, None]).sum()
         expected += torch.autograd.grad(log_p, model.lm_head.weight)[0].square() / 3
     torch.testing.assert_close(found["transformer.wte.weight"], expected, rtol=1e-4, atol=1e-8)
+
+
+def test_a_damaged_state_is_refused_in_one_line_and_nothing_changes(tmp_path):
+    keep = AlassoCallback(ALASSO(bert()))
+    huggingface._write_state(keep._state(), tmp_path, writes=True)
+    path = tmp_path / huggingface.FILE
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    content, before = path.read_bytes(), digest_of(keep.regularizer.state_dict())
+    assert huggingface._read_state(tmp_path, like={})["best"] == "{}"
+    rng, refused = random.Random(0), 0
+    for _ in range(150):
+        place = rng.randrange(len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :])
+        try:
+            keep._load(tmp_path)  # a zip has bytes that nobody reads
+        except AlassoError as error:
+            assert "resume from another checkpoint" in str(error) and "\n" not in str(error)
+            refused += 1
+        assert digest_of(keep.regularizer.state_dict()) == before
+    assert refused > 100
+    for damaged in (b"", content[:-100], content[100:], b"x" * 1000):
+        path.write_bytes(damaged)
+        with pytest.raises(AlassoError, match="damaged; resume from another checkpoint"):
+            keep._load(tmp_path)
+    torch.save(keep._state(), path)
+    with pytest.raises(AlassoError, match="has no digest: damaged, or of an earlier version"):
+        keep._load(tmp_path)

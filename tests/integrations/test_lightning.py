@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError
+from alasso._digest import digest_of
 
 from helpers import mlp, run, same, toy_tasks, weights
 
@@ -259,3 +260,26 @@ def test_the_helper_loop_is_plain_training():
     other_reg.attach(optimizer)
     run(other, optimizer, TASKS[0])
     assert same(weights(net), weights(other))
+
+
+def test_a_state_that_was_damaged_in_a_checkpoint_is_refused_and_nothing_changes():
+    """Lightning writes the file and compares nothing when it reads it."""
+    net = mlp(6, 12, 4)
+    keep = AlassoCallback(ALASSO(net))
+    trainer(keep).fit(Lit(net), data(TASKS[0]))
+    saved, before = keep.state_dict(), digest_of(keep.regularizer.state_dict())
+    keep.load_state_dict(copy.deepcopy(saved))
+    for change in (
+        lambda state: state["parameters"]["0.weight"]["omega"].view(-1)[3].add_(1e-3),
+        lambda state: state.update(tasks=2),
+        lambda state: state["settings"].update(c=1.5),
+        lambda state: state["parameters"]["0.bias"].update(path=torch.zeros(3)),
+    ):
+        damaged = copy.deepcopy(saved)
+        change(damaged)
+        with pytest.raises(AlassoError, match="is damaged: it is not what was saved"):
+            keep.load_state_dict(damaged)
+    del damaged["digest"]
+    with pytest.raises(AlassoError, match="has no digest"):
+        keep.load_state_dict(damaged)
+    assert digest_of(keep.regularizer.state_dict()) == before

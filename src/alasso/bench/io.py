@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import os
-import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +13,7 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
+from alasso import _files
 from alasso.errors import AlassoError
 
 DEAD_AFTER = 3600.0  # seconds without a byte
@@ -40,18 +39,11 @@ def disk_errors_as_advice(path: Path) -> Iterator[None]:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write beside ``path``, then put it in place at once. What was there stays until then."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # of a name that nobody else has
     with disk_errors_as_advice(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_dead_parts(path)
-            with part.open("xb") as stream:  # which follows no link
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_dead_parts(path)
+        with _files.whole_file(path) as stream:
+            yield stream
 
 
 def _remove_dead_parts(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -76,6 +76,26 @@ def build(
         options = {"hidden": hidden or 2000, "dropout": dropout} if name == "mlp" else {}
         return glorot(MODELS[name](input_shape, classes, **options))
     return _built(name, input_shape, classes)
+
+
+def check_allowed(used: Iterable[str], allowed: Iterable[str | None], file: Path | None, option: str) -> None:
+    """Refuses a network of one's own that a file alone names: importing it runs its code.
+
+    Args:
+        used: The networks of the runs.
+        allowed: Those that the command line names.
+        file: Where the others are from.
+        option: How the command line names one.
+
+    Raises:
+        AlassoError: One of them is neither the paper's nor allowed.
+    """
+    for name in used:
+        if name not in MODELS and name not in allowed:
+            raise AlassoError(
+                f"{file} asks for the network {name!r:.80}, and importing it runs its code: "
+                f"add {option} {' '.join(name.split()):.80} if you trust it"
+            )
 
 
 def glorot(model: nn.Module) -> nn.Module:

@@ -34,7 +34,7 @@ ENDINGS = (".json", ".jsonl", ".json.xz", ".jsonl.xz")
 #: How the names of notes of diverged runs end. They hold JSON, too; but *.json is for results.
 DIVERGED = ".diverged"
 #: How the names of files end that runs and probes leave beside them.
-BESIDE = (".csv", ".checkpoint", "probe.json", "probe.json.xz", DIVERGED)
+BESIDE = (".csv", ".checkpoint", ".checkpoint.before", "probe.json", "probe.json.xz", DIVERGED)
 
 
 @dataclass(frozen=True)

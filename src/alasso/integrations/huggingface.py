@@ -8,6 +8,7 @@ for domain in domains:
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
+from alasso._digest import Sink, check_digest, with_digest
+from alasso._files import whole_file
 from alasso.errors import AlassoError
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
@@ -184,9 +187,8 @@ def _write_state(state: dict[str, Any], folder: Path, *, writes: bool) -> None:
     if _any_sharded(state):
         save_shards(state, checkpoint_id=folder / FOLDER)
     elif writes:
-        part = folder / f"{FILE}.part"
-        torch.save(state, part)
-        part.replace(folder / FILE)  # whole or not at all
+        with whole_file(folder / FILE) as stream:
+            Sink(stream).save(with_digest(state))
 
 
 def _holds_state(folder: Path) -> bool:
@@ -196,7 +198,11 @@ def _holds_state(folder: Path) -> bool:
 def _read_state(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     """What was saved; ``like`` has its structure, and is overwritten where the state was saved in shards."""
     if (folder / FILE).is_file():
-        loaded: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+        try:
+            loaded: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            raise AlassoError(f"{folder / FILE} is damaged; resume from another checkpoint") from error
+        check_digest(loaded, str(folder / FILE))
         return loaded
     load_shards(like, checkpoint_id=folder / FOLDER)
     return like

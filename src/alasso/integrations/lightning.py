@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alasso._digest import check_digest, with_digest
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
 
@@ -22,7 +23,8 @@ class AlassoCallback(HasRegularizer, Callback):
     """Protects what the model has learned during the fits of later tasks.
 
     The method's state is part of every checkpoint: ``fit(ckpt_path=…)`` continues bit for bit. A checkpoint written
-    during a fit is within the task; one written after it holds the consolidated task.
+    during a fit is within the task; one written after it holds the consolidated task. A state that was damaged since is
+    refused.
 
     Args:
         regularizer: Any method, such as ``ALASSO(model)``; or the class, called with the LightningModule in ``fit``.
@@ -80,8 +82,9 @@ class AlassoCallback(HasRegularizer, Callback):
             self.regularizer.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.regularizer.state_dict() if self._keeper.is_made else {}
+        return with_digest(self.regularizer.state_dict()) if self._keeper.is_made else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict:
+            check_digest(state_dict, "the regularizer's state in this checkpoint")
             self.regularizer.load_state_dict(state_dict)

@@ -26,7 +26,8 @@ need them: ξ in the denominator of (7), and Ω that never falls (``monotone``),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -77,6 +78,7 @@ class AlassoSurrogate(Springs[AlassoState]):
     unmoved: Unmoved = "moved_right"
 
     State: ClassVar[type] = AlassoState
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"omega": (0, math.inf), "side": (-1, NO_PAST)}
     observes_path: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

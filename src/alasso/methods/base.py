@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 import torch
@@ -74,12 +75,14 @@ class Surrogate(ABC, Generic[S]):
     Attributes:
         State: The NamedTuple of tensors kept for each parameter; it has the field ``anchor``, of θ's shape.
         partial: Fields that are sums over θ: of a sharded θ, each rank holds its own shard's part of them.
+        ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
         learns_from_steps: Whether it needs a task's steps even without a path.
     """
 
     State: ClassVar[type]
     partial: ClassVar[frozenset[str]] = frozenset()
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"omega": (0, math.inf)})
     observes_path: ClassVar[bool] = False
     learns_from_steps: ClassVar[bool] = False
 
@@ -209,9 +212,21 @@ class Surrogate(ABC, Generic[S]):
             shape: The parameter's shape.
 
         Returns:
-            True if it has the parameter's shape, or is one number for all of it.
+            True if it has the shape that :meth:`init` gives it.
         """
-        return tensor.shape == shape or (field != "anchor" and tensor.numel() == 1)
+        own = getattr(self.init(torch.empty(shape, device="meta")), field)
+        return bool(tensor.shape == own.shape)
+
+    def goes_together(self, s: S) -> bool:
+        """Return whether the fields of a state, each of which fits and is in its range, may stand beside each other.
+
+        Args:
+            s: The state, as it was saved.
+
+        Returns:
+            True if they may.
+        """
+        return True
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> S:
         """Return the state of weights whose training was not observed: only their importance has been measured.
@@ -395,7 +410,7 @@ def require_loader(loader: Iterable[Any] | None, method: str) -> Iterable[Any]:
     return loader
 
 
-def check_non_negative(**settings: object) -> None:
+def check_non_negative(**settings: Any) -> None:
     """Refuse a negative, infinite or NaN setting by its name, and one so large that single precision overflows.
 
     Args:
@@ -405,15 +420,14 @@ def check_non_negative(**settings: object) -> None:
         AlassoError: One is not a number, or is out of range.
     """
     for name, value in settings.items():
-        if not isinstance(value, Real):
+        if isinstance(value, bool) or not isinstance(value, Real):
             given = type(value).__name__ if isinstance(value, Tensor | torch.optim.Optimizer) else repr(value)
             hint = "; optimizers go to attach()" if isinstance(value, torch.optim.Optimizer) else ""
             raise AlassoError(f"{name} must be a number, not {given:.60}{hint}")
-        number: Any = value
-        if not (number >= 0 and number != math.inf):
-            raise AlassoError(f"{name} must be a finite number, zero or more, not {value}")
-        if number > MOST:
-            raise AlassoError(f"{name} must be at most {MOST:g}, so that no product of it overflows, not {value}")
+        if not 0 <= value < math.inf:  # type: ignore[operator]  # NaN is not either
+            raise AlassoError(f"{name} must be a finite number, zero or more, not {value!s:.60}")
+        if value > MOST:  # type: ignore[operator]
+            raise AlassoError(f"{name} must be at most {MOST:g}, so that no product overflows, not {value!s:.60}")
 
 
 def check_spelling(regularizer: Regularizer, name: str) -> None:
@@ -444,5 +458,5 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     Raises:
         AlassoError: The ``Literal`` does not hold the value.
     """
-    if value not in get_args(choices):
-        raise AlassoError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}")
+    if not isinstance(value, str) or value not in get_args(choices):
+        raise AlassoError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r:.60}")

@@ -17,6 +17,7 @@ Online EWC keeps the last weights as the anchor and a decaying sum: :math:`F^* \
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -63,6 +64,7 @@ class EWCSurrogate(Springs[EWCState]):
     lam: float = 100.0
 
     State: ClassVar[type] = EWCState
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"omega": (0, math.inf), "constant": (0, math.inf)}
     partial: ClassVar[frozenset[str]] = frozenset({"constant"})
 
     def __post_init__(self) -> None:

@@ -23,7 +23,8 @@ last task's own (``start="last"``); the mean leaves out weights that stood still
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -72,12 +73,17 @@ class IMMSurrogate(Springs[IMMState]):
     count_unmoved: bool = False
 
     State: ClassVar[type] = IMMState
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"omega": (0, 1), "precision": (0, math.inf)}
 
     def __post_init__(self) -> None:
         check_non_negative(lam=self.lam)
         check_choice("merge", self.merge, Merge)
         check_choice("transfer", self.transfer, Transfer)
         check_choice("start", self.start, Start)
+        if not isinstance(self.count_unmoved, bool):
+            raise AlassoError(f"count_unmoved must be True or False, not {self.count_unmoved!r:.60}")
+        if self.last_weight is not None:
+            check_non_negative(last_weight=self.last_weight)
         if self.last_weight is not None and not 0 < self.last_weight < 1:
             raise AlassoError(f"last_weight must lie between 0 and 1, or be None, not {self.last_weight}")
 

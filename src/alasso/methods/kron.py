@@ -52,6 +52,7 @@ The family: Ritter, Botev and Barber, "Online structured Laplace approximations"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -88,6 +89,7 @@ Scale = Literal["path", "fisher"]
 
 TINY = 1e-30  # no division by zero
 STRENGTH = 20.0  # of c = 1 with the Fisher's scale: serves small set-ups, permuted MNIST and split CIFAR alike
+SUMS = ("unit", "steps", "tasks", "above", "below")  # fields that are never negative
 ALL_AT_FIRST = 100  # steps of a task whose factors are all looked at: a short task has no more
 
 
@@ -137,6 +139,7 @@ class KronSurrogate(Surrogate[KronState]):
 
     State: ClassVar[type] = KronState
     partial: ClassVar[frozenset[str]] = frozenset({"path"})
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = dict.fromkeys(SUMS, (0, math.inf))
     learns_from_steps: ClassVar[bool] = True
 
     @property
@@ -146,8 +149,8 @@ class KronSurrogate(Surrogate[KronState]):
     def __post_init__(self) -> None:
         check_non_negative(c=self.c, rank=self.rank, every=self.every, gamma=self.gamma)
         for name, value in (("rank", self.rank), ("every", self.every)):
-            if not isinstance(value, int) or value < 1:
-                raise AlassoError(f"{name} must be a whole number, one or more, not {value}")
+            if not isinstance(value, int) or not 1 <= value < 2**31:
+                raise AlassoError(f"{name} must be a whole number, one or more, not {value!s:.60}")
         if self.gamma > 1:
             raise AlassoError(f"gamma must lie between 0 and 1, not {self.gamma}")
         check_choice("scale", self.scale, Scale)
@@ -308,8 +311,22 @@ class KronSurrogate(Surrogate[KronState]):
 
     def fits(self, field: str, tensor: Tensor, shape: tuple[int, ...]) -> bool:
         own = getattr(self.init(torch.empty(shape, device="meta")), field)
-        is_factor = own.dim() == tensor.dim() == 2 and field != "anchor"  # whose rank may be another
-        return tensor.shape == own.shape or (is_factor and len(tensor) == len(own))
+        if own.dim() < 2 or len(shape) < 2 or field == "anchor":
+            return bool(tensor.shape == own.shape)
+        return tensor.dim() == 2 and len(tensor) == len(own) and 0 <= rank_of(tensor) <= len(own)  # of any rank
+
+    def goes_together(self, s: KronState) -> bool:
+        """Return whether a task's sketches have the ranks of the past's, and all diagonals are positive.
+
+        Args:
+            s: The state, as it was saved.
+
+        Returns:
+            True if so.
+        """
+        alike = s.rows.shape == s.past_rows.shape and s.columns.shape == s.past_columns.shape
+        factors = (s.rows, s.columns, s.past_rows, s.past_columns, s.row_form, s.column_form)
+        return alike and not any(bool((local(factor)[:, -1] < 0).any()) for factor in factors)
 
     def grown(self, s: KronState, theta: Tensor) -> KronState:
         m, n = matrix_shape(theta)

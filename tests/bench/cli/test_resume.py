@@ -19,7 +19,7 @@ from run_helpers import SMALL_FLAGS, break_off, finished, in_process, small
 
 
 def test_a_disk_that_fills_up_during_a_run_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     config = small(tasks=4)
     real, begun = atomic.whole_file, []
 

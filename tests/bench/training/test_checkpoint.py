@@ -1,17 +1,21 @@
 """Checkpoints: a run in pieces is the run; nothing else is taken for one."""
 
+import hashlib
+import io
 import os
+import random
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from alasso import AlassoError
-from alasso.bench import results
+from alasso.bench import results, sealed
 from alasso.bench.registry import METHODS
 from alasso.bench.training import checkpoint
 from alasso.bench.training import run as training
@@ -19,7 +23,7 @@ from alasso.bench.training.progress import Observer
 from alasso.bench.training.run import Stopped, Trainer, run
 
 from helpers import StopAt, same
-from run_helpers import CPU, begun, finished, small
+from run_helpers import CPU, SMALL_FLAGS, begun, break_off, command, finished, in_process, small
 
 
 class StopsAfter(Observer):
@@ -163,13 +167,19 @@ def test_checkpoints_of_other_runs_and_other_files_are_refused(tmp_path):
     with pytest.raises(AlassoError, match="was trained on other data"):
         checkpoint.load(path, config, CPU, {"digits": "another edition"})
     assert checkpoint.config_in(path) == config
-    older = torch.load(path)
-    torch.save({**older, "version": 2}, tmp_path / "older.checkpoint")
-    with pytest.raises(AlassoError, match=r"has version 2, this library reads 3; delete it to start over"):
-        checkpoint.load(tmp_path / "older.checkpoint", config, CPU, data)
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(AlassoError, match="not a checkpoint"):
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 4 ", b"checkpoint 5 ", 1))
+    with pytest.raises(AlassoError, match=r"has version 5, this library reads 4; delete it to start over"):
         checkpoint.load(path, config, CPU, data)
+    torch.save({"version": 3, "config": config.to_json()}, path)
+    with pytest.raises(AlassoError, match="is of an earlier version of alasso; delete it to start over"):
+        checkpoint.load(path, config, CPU, data)
+    assert checkpoint.config_in(path) is None
+
+
+def written(path, config, content):
+    """A checkpoint with this in place of what a learner wrote, and good digests."""
+    head = {"config": config.to_json(), "data": {"digits": "scikit-learn"}, "position": asdict(checkpoint.Position())}
+    checkpoint._write(path, head, content)
 
 
 def test_a_checkpoint_never_runs_code(tmp_path):
@@ -177,10 +187,179 @@ def test_a_checkpoint_never_runs_code(tmp_path):
         def __reduce__(self):
             return (Path(tmp_path / "pwned").touch, ())
 
-    torch.save({"version": 1, "config": Evil()}, tmp_path / "x.checkpoint")
+    written(tmp_path / "x.checkpoint", small(), Evil())
     with pytest.raises(AlassoError, match="not a checkpoint"):
-        checkpoint.load(tmp_path / "x.checkpoint", small(), CPU, {})
+        checkpoint.load(tmp_path / "x.checkpoint", small(), CPU, {"digits": "scikit-learn"})
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("body", [b"", b"no zip", bytes(1000)])
+def test_nor_is_a_body_that_torch_cannot_read_taken_for_one(body, tmp_path):
+    path, config = tmp_path / "x.checkpoint", small()
+    written(path, config, {})
+    _, head, _ = path.read_bytes().split(b"\n", 2)
+    head += b"\n"
+    path.write_bytes(sealed.first_line(head, hashlib.sha256(head + body).hexdigest()) + head + body)
+    with pytest.raises(AlassoError, match=r"is not a checkpoint of alasso; delete it to start over"):
+        checkpoint.load(path, config, CPU, {"digits": "scikit-learn"})
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A run broken off with two checkpoints, and the newest one's file."""
+    config, out = small("alasso"), tmp_path / "out"
+    for steps in (29, 29):
+        with pytest.raises(Stopped):
+            finished(config, out=out, resume=True, observer=StopsAfter(steps))
+    path = results.checkpoint_path(config, out)
+    assert len(checkpoint.kept(path)) == 2
+    return config, path
+
+
+def damages(content):
+    """The same file with each of its regions damaged in several ways."""
+    size, rng = len(content), random.Random(0)
+    for place in [*range(0, 700, 7), *(rng.randrange(size) for _ in range(100))]:
+        yield content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+        yield content[:place] + bytes(min(512, size - place)) + content[place + 512 :]
+        yield content[:place]
+    yield rng.randbytes(size)
+    yield content + b"x"
+
+
+def test_no_damage_to_any_part_of_a_checkpoint_gets_through(two):
+    path = two[1]
+    content = path.read_bytes()
+    sealed.read(path)
+    for damaged in damages(content):
+        path.write_bytes(damaged)
+        if damaged != content:
+            with pytest.raises(sealed.Damaged):
+                sealed.read(path)
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_gone_back_to(two):
+    config, path = two
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    undisturbed = finished(config)
+    with pytest.warns(UserWarning, match=r"is damaged: resuming from the checkpoint before it"):
+        again = finished(config, out=path.parent, resume=True)
+    assert again.accuracy == undisturbed.accuracy and [file.suffix for file in path.parent.iterdir()] == [".json"]
+
+
+def test_so_is_one_that_is_gone(two):
+    config, path = two
+    path.unlink()
+    with pytest.warns(UserWarning, match=r"is gone: resuming from the checkpoint before it"):
+        assert finished(config, out=path.parent, resume=True).accuracy == finished(config).accuracy
+
+
+def test_the_damaged_one_does_not_take_the_place_of_the_good_one_before(two):
+    config, path = two
+    path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(Stopped):
+        finished(config, out=path.parent, resume=True, observer=StopsAfter(3))
+    for file in checkpoint.kept(path):
+        sealed.read(file)
+    assert len(checkpoint.kept(path)) == 2
+
+
+def test_where_both_are_damaged_nothing_is_resumed_and_nothing_lost(two, monkeypatch, capsys):
+    path = two[1]
+    for file in checkpoint.kept(path):
+        file.write_bytes(file.read_bytes()[1:])
+    words = ["run", "permuted-digits", "--method", "alasso", *SMALL_FLAGS, "--out", path.parent, "--resume"]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert f"{path} and the checkpoint before it are damaged; delete both to start over" in errors
+    assert len(checkpoint.kept(path)) == 2
+    code, _, errors = in_process([*words[:-1], "--restart"], monkeypatch, capsys)
+    assert code == 0 and not checkpoint.kept(path), errors
+
+
+def test_the_command_says_in_one_line_that_it_goes_back(two):
+    path = two[1]
+    path.write_bytes(path.read_bytes()[:-1])
+    done = command("run", "permuted-digits", "--method", "alasso", *SMALL_FLAGS, "--out", path.parent, "--resume")
+    assert done.returncode == 0
+    assert done.stderr == f"alasso: {path} is damaged: resuming from the checkpoint before it\n"
+
+
+def moment(name, value):
+    def change(learner):
+        learner["optimizer"]["state"][0][name] = value
+
+    return change
+
+
+def model(value):
+    def change(learner):
+        learner["model"]["1.weight"] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (moment("exp_avg", torch.zeros(3)), "exp_avg is not a tensor of shape"),
+        (moment("exp_avg_sq", torch.zeros(0)), "exp_avg_sq is not a tensor of shape"),
+        (moment("exp_avg", torch.zeros(16, 64, dtype=torch.float64)), "exp_avg is not a tensor of shape"),
+        (moment("exp_avg", torch.zeros(16, 64).to_sparse()), "exp_avg is not a tensor of shape"),
+        (moment("exp_avg_sq", -torch.ones(16, 64)), "squares below zero"),
+        (moment("step", torch.tensor(-1.0)), "negative number of steps"),
+        (moment("max_exp_avg_sq", torch.zeros(16, 64)), "of another optimizer"),
+        (lambda learner: learner["optimizer"].update(state={9: {}}), "not of these parameters"),
+        (lambda learner: learner["optimizer"].update(state=None), "not of these parameters"),
+        (model(torch.zeros(3)), "1.weight is not a tensor of shape"),
+        (model(torch.zeros(16, 64, dtype=torch.complex64)), "1.weight is not a tensor of shape"),
+        (lambda learner: learner["model"].pop("1.weight"), "not those of this network"),
+        (lambda learner: learner.pop("model"), "KeyError"),
+        (lambda learner: learner["regularizer"].update(tasks=-1), "its number of tasks is -1"),
+        (lambda learner: learner.update(memory=[torch.tensor([5000])]), "examples that are not there"),
+        (lambda learner: learner.update(memory=[torch.tensor([0.5])]), "no indices"),
+        (lambda learner: learner.update(memory=[]), "its memory is of 0 tasks, not 1"),
+    ],
+)
+def test_what_does_not_fit_the_run_is_refused_before_an_optimizer_gets_it(change, said, tmp_path):
+    """Adam's fused kernel takes shapes on trust: other ones crashed the interpreter."""
+    config = small("alasso", memory=20)
+    break_off(config, tmp_path)
+    path = results.checkpoint_path(config, tmp_path)
+    head, body = sealed.read(path)
+    content = torch.load(io.BytesIO(body), weights_only=True)
+    change(content["learner"])
+    checkpoint._write(path, head, content)
+    with pytest.raises(AlassoError, match=f"does not fit its run: .*{said}.*; delete it to start over"):
+        finished(config, out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": 3},
+        {"task": -1},
+        {"task": True},
+        {"epoch": 2},
+        {"step": 999},
+        {"accuracy": []},
+        {"accuracy": [[1.5]]},
+        {"accuracy": [[10**400]]},
+        {"ahead": None},
+        {"untrained": []},
+        {"seconds": "1"},
+        {"commits": [5]},
+    ],
+)
+def test_nor_is_a_place_where_the_run_cannot_stand(change, tmp_path):
+    config = small("sgd")
+    break_off(config, tmp_path)
+    path = results.checkpoint_path(config, tmp_path)
+    head, body = sealed.read(path)
+    head["position"] |= change
+    checkpoint._write(path, head, torch.load(io.BytesIO(body), weights_only=True))
+    with pytest.raises(AlassoError, match=r"does not fit its run: .*delete it to start over"):
+        finished(config, out=tmp_path, resume=True)
 
 
 def test_a_last_checkpoint_that_does_not_fit_costs_no_result(tmp_path, monkeypatch):

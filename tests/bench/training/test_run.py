@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -252,3 +253,30 @@ def test_without_the_module_resource_nobody_knows_the_peak_of_memory():
     script += "print(importlib.reload(run).peak_memory(torch.device('cpu')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "None\n", done.stderr
+
+
+ALIKE = """
+import torch
+from alasso._digest import digest_of
+from alasso.bench.config import RunConfig
+from alasso.bench.training import run as training
+
+learners, make = [], training.make_learner
+training.make_learner = lambda *given: learners.append(make(*given)) or learners[-1]
+for method in ("alasso", "kron-alasso", "vcl"):
+    config = RunConfig.for_benchmark("permuted-digits", method, tasks=2, epochs=1, hidden=64)
+    found = training.run(config, device="cpu")
+    print(found.accuracy, found.ahead, digest_of(learners[-1].model.state_dict()))
+"""
+
+
+def test_a_run_is_the_same_to_the_last_bit_in_other_processes_and_with_other_threads():
+    with ThreadPoolExecutor() as pool:
+        environments = [{**os.environ, "OMP_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in "134"]
+        words = [sys.executable, "-c", ALIKE]
+        jobs = [
+            pool.submit(subprocess.run, words, env=one, capture_output=True, text=True, check=True)
+            for one in environments
+        ]
+        said = {job.result().stdout for job in jobs}
+    assert len(said) == 1 and len(said.pop().splitlines()) == 3

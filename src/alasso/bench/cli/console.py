@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +38,12 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with data sets. Default: ALASSO_DATA, else a cache.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=known_device)]
+AllowModel = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="module:factory", help="Import this network of your own, which a file names; else none is imported."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -53,6 +61,8 @@ def say(line: str) -> None:
 
 def end_stopped(where: object, words: Sequence[str]) -> typer.Exit:
     """Says what is saved and which command continues; the caller raises what it returns."""
+    with suppress(ValueError):  # not in the main thread: nobody can press Ctrl-C here
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # all is saved: another one would disturb the end
     saved = f"; saved up to {where}" if str(where) else ""
     say(f"\nStopped{saved}. Go on with:\n  {shlex.join(['alasso', *words])}")
     return typer.Exit(STOPPED)

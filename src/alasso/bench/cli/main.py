@@ -8,6 +8,7 @@ import pkgutil
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -32,7 +33,7 @@ COMMANDS = {
     "data": ("catalog:data_app", "Download data sets, or check those on the disk."),
 }
 #: Options that take several values after one flag: --seed 0 1 2
-SEVERAL = ("--method", "--seed", "--set", "--log", "--only", "--skip")
+SEVERAL = ("--allow-model", "--method", "--seed", "--set", "--log", "--only", "--skip")
 STOPPED = 130  # as shells report a program ended by Ctrl-C
 
 #: What the parser raises; typer has click inside it or beside it, depending on its version, and shows this class alone.
@@ -141,10 +142,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without Greek letters costs letters, not a command
+    warnings.formatwarning = lambda message, *place: f"alasso: {message}\n"  # as mistakes are said: in one line
     try:
         with terminated_like_ctrl_c():
             sys.exit(app(spread_values(sys.argv[1:]), prog_name="alasso", standalone_mode=False) or 0)
-    except typer.Abort:  # what older versions of the parser make of Ctrl-C
+    except (typer.Abort, KeyboardInterrupt):  # Ctrl-C before or after the work, and what the parser makes of it
         sys.exit(STOPPED)
     except BrokenPipeError:  # `alasso … | head`
         silence()

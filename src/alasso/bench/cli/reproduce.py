@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench import results
-from alasso.bench.cli.console import DataDir, Device, Terminal, end_stopped, say
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import check_file, write_whole
+from alasso.bench.models import check_allowed
 from alasso.bench.report.page import ClaimRow, Claims, build
 from alasso.bench.report.sections import collect
 from alasso.bench.reproduce.claims import (
@@ -63,6 +64,7 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Seeds of each run. Default: as each experiment says.", min=1, max=MOST_SEEDS)
     ] = None,
+    allow_model: AllowModel = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     paper: Annotated[
@@ -109,6 +111,8 @@ def reproduce(
         check_file(page_file, ".html", ".htm")
     if not judge:
         planned = make_plan(work.chosen, work.evidence, seeds)
+        used = [config.model for config in (*planned.missing, *(probe.config for probe in planned.probes))]
+        check_allowed(used, allow_model or [], work.paper, "--allow-model")
         run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
         work = replace(work)  # forgets the evidence it has read
     return conclude(work, None if quick else document, page_file, quiet=quiet)

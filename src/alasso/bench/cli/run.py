@@ -12,11 +12,12 @@ import typer
 
 from alasso.bench import metrics as references
 from alasso.bench import results
-from alasso.bench.cli.console import DataDir, Device, Quiet, Terminal, end_stopped, say, table
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Quiet, Terminal, end_stopped, say, table
 from alasso.bench.cli.main import STOPPED
 from alasso.bench.cli.report import report
 from alasso.bench.config import count_of, from_toml, varying_settings
 from alasso.bench.io import check_writable
+from alasso.bench.models import check_allowed
 from alasso.bench.probe import Plan
 from alasso.bench.probe import read as read_probe
 from alasso.bench.probe.figures import write_probe
@@ -115,6 +116,7 @@ def run(
     refuse_given_twice({**fields, "seed": seed}, settings)
     chosen = chosen_settings(found, benchmark) if found else {}
     configs = asked_for(benchmark, config, method, seed, fields, settings, chosen)
+    check_allowed((one.model for one in configs), [model, *settings.get("model", [])], config or found, "--model")
     against = results.read(reference) if reference else None
     if against:
         references.check_reference(against, configs)
@@ -282,6 +284,7 @@ def probe(
     offsets: Annotated[int, typer.Option(help="Places on each weight's line.", min=3)] = 41,
     span: Annotated[float, typer.Option(help="How far a weight moves to either side.")] = 1.0,
     examples: Annotated[int, typer.Option(help="Training examples, drawn at random.", min=1)] = 1000,
+    allow_model: AllowModel = None,
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
@@ -291,6 +294,7 @@ def probe(
     """
     check_writable(out)
     config = results.read(result).config
+    check_allowed([config.model], allow_model or [], result, "--allow-model")
     if (there := out / "probe.json").exists() and read_probe(there).config != config.to_json():
         raise AlassoError(f"{there} holds the probe of another run: choose another --out, or delete it")
     plan = Plan(weights=weights, offsets=offsets, span=span, examples=examples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from alasso.bench import results
+from alasso.bench import results, sealed
 from alasso.bench.config import RunConfig
 from alasso.bench.data.images import folder_edition
 from alasso.errors import AlassoError
@@ -63,7 +63,7 @@ def refuse_changed_images(files: Sequence[tuple[RunConfig, Path]], advice: str) 
             continue
         if config.path not in now:
             now[config.path] = _images_in(config.path, file)
-        if unlike(recorded_in(file), now[config.path]):
+        if (recorded := recorded_in(file)) and unlike(recorded, now[config.path]):
             raise AlassoError(f"the images in {config.path} have changed since {file.name} was written; {advice}")
 
 
@@ -106,10 +106,5 @@ def recorded_in(file: Path) -> Editions:
     """What a result or a checkpoint says of its data; nothing for a broken checkpoint: loading it says why."""
     if file.suffix == ".json":
         return results.read(file).data
-    import torch
-
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return {name: edition for name, edition in content["data"].items() if isinstance(edition, str)}
-    except Exception:  # torch.load raises what the unzipper or the unpickler happens to raise
-        return {}
+    head = sealed.head_of(file)
+    return head["data"] if head else {}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import alasso.optim
 from alasso import IMM
 from alasso.bench.config import RunConfig
+from alasso.bench.learners import fits
 from alasso.bench.learners.replay import EpisodicMemory, Mixture, even_mixture, mixed_in_one_go, only_own_head
 from alasso.bench.registry import METHODS, loaded
 from alasso.bench.streams import Examples, Stream, Task
@@ -166,13 +167,18 @@ class Learner:
         return {**state, "memory": self.memory.kept} if self.memory else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        fits.check_tensors(saved["model"], self.model.state_dict())
+        state = fits.optimizer_state(saved["optimizer"], self.optimizer)
+        kept = self.indices(saved["memory"]) if self.memory else []
         self.model.load_state_dict(saved["model"])
-        here = [{how: group.get(how) for how in ("capturable", "fused")} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(saved["optimizer"])
-        for group, kept in zip(self.optimizer.param_groups, here, strict=True):
-            group.update(kept)  # how steps are made depends on the device, which may be another than before
+        # Settings follow from the config, and from the device, which may be another than before.
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         if self.memory:
-            self.memory.kept = [kept.cpu() for kept in saved["memory"]]
+            self.memory.kept = kept
+
+    def indices(self, saved: object) -> list[Tensor]:
+        """Of each task so far, which training examples a checkpoint says were kept."""
+        return fits.indices(saved, [len(task.train) for task in self.stream.tasks])
 
     # -- parts --------------------------------------------------------------------------------------------------
 

@@ -180,4 +180,4 @@ class VariationalWithCoreset(Variational):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         super().load_state_dict(saved)
-        self.coresets = [kept.cpu() for kept in saved["coresets"]]
+        self.coresets = self.indices(saved["coresets"])

@@ -1,23 +1,28 @@
-"""Checkpoints: everything a run needs to resume bit for bit, in one file that is whole or not there."""
+"""Checkpoints: everything a run needs to resume bit for bit, in a file that is whole or refused, and the one before."""
 
 from __future__ import annotations
 
 import copy
+import io
+import json
+import os
+import pickle
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
+from alasso._digest import Sink
+from alasso.bench import sealed
 from alasso.bench.config import RunConfig
 from alasso.bench.data import editions
 from alasso.bench.io import whole_file
+from alasso.bench.learners import fits
 from alasso.bench.learners.base import Learner
-from alasso.errors import AlassoError
-
-VERSION = 3
+from alasso.errors import AlassoError, warn
 
 
 @dataclass
@@ -44,15 +49,13 @@ class Writer:
 
     def save(self, path: Path, position: Position, learner: Learner) -> None:
         """Begins to write; :meth:`finish` waits for the end."""
-        content = {
-            "version": VERSION,
+        head = {
             "config": learner.config.to_json(),
             "data": dict(learner.stream.editions),
             "position": copy.deepcopy(asdict(position)),
-            "learner": copied_to_host(learner.state_dict()),
-            "random": random_state(learner.device),
         }
-        self._pending.append(self._pool.submit(_write, path, content))
+        content = {"learner": copied_to_host(learner.state_dict()), "random": random_state(learner.device)}
+        self._pending.append(self._pool.submit(_write, path, head, content))
 
     def wait(self) -> None:
         """Waits until nothing is being written; says nothing about errors."""
@@ -69,41 +72,45 @@ class Writer:
             self._pending.pop(0).result()
 
 
-class _Sink:
-    """A stream for torch's writer, which cannot stand an exception: keeps a disk's refusal for later.
-
-    Writes piece by piece: while the system takes a piece, Python is free for the training.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream = stream
-        self.refusal: Exception | None = None
-
-    def write(self, content: memoryview) -> int:
-        if self.refusal is None:
-            try:
-                self.stream.write(content)
-            except Exception as error:
-                self.refusal = error
-        return len(content)
-
-    def flush(self) -> None:
-        """The file is flushed as a whole."""
+def _write(path: Path, head: dict[str, Any], content: dict[str, Any]) -> None:
+    line = json.dumps(head).encode() + b"\n"
+    with whole_file(path) as stream:
+        stream.write(sealed.first_line(line, "0" * 64))
+        sink = Sink(stream)
+        sink.write(memoryview(line))
+        sink.save(content)
+        stream.seek(0)
+        stream.write(sealed.first_line(line, sink.digest.hexdigest()))
+        stream.flush()
+        _keep(path)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    # Checksums take eight times as long as the rest, beside a training that wants the processor; a file that is
-    # written whole needs none.
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        with whole_file(path) as stream:
-            sink = _Sink(stream)
-            torch.save(content, sink)  # type: ignore[arg-type]
-            if sink.refusal:
-                raise sink.refusal
-    finally:
-        torch.serialization.set_crc32_options(before)
+def _keep(path: Path) -> None:
+    """What is there becomes the checkpoint before; under its own name, too, it stays until it is replaced."""
+    if path.exists():
+        spare = path.with_name(f".{before(path).name}.{os.getpid()}.part")
+        try:
+            os.link(path, spare)
+            spare.replace(before(path))
+            spare.unlink(missing_ok=True)  # where both were the same file already
+        except OSError:  # some file systems have no links
+            path.replace(before(path))
+
+
+def before(path: Path) -> Path:
+    """Where the checkpoint before the newest lies."""
+    return path.with_name(f"{path.name}.before")
+
+
+def kept(path: Path) -> list[Path]:
+    """What there is of a run's two checkpoints, the newest first."""
+    return [file for file in (path, before(path)) if file.exists()]
+
+
+def discard(path: Path) -> None:
+    """Deletes a run's checkpoints, the older one first: the other can always stand alone."""
+    before(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def copied_to_host(state: Any) -> Any:
@@ -126,54 +133,91 @@ def _copying_to_host(state: Any) -> Any:
     return state
 
 
-def load(
-    path: Path, config: RunConfig, device: torch.device, data: Mapping[str, str]
-) -> tuple[Position, dict[str, Any]]:
-    """Reads a checkpoint and sets torch's random state; never runs code from the file.
+def restore(path: Path, learner: Learner) -> Position:
+    """Puts the newest whole checkpoint of a run into its learner; never runs code from a file.
 
     Args:
-        path: The file.
+        path: Where the newest one lies.
+        learner: Made for the run that is to be resumed.
+
+    Returns:
+        Where the run stands.
+
+    Raises:
+        AlassoError: None is whole, or it is of another version, run or edition of the data, or does not fit the run.
+    """
+    position, state, random = load(path, learner.config, learner.device, learner.stream.editions)
+    try:
+        fits.check_position(position, learner.config, learner.stream)
+        learner.load_state_dict(state)
+        fits.check_counts(state, position)
+        restore_random_state(random, learner.device)
+    except (AlassoError, LookupError, TypeError, AttributeError) as error:
+        why = error if isinstance(error, AlassoError) else f"{type(error).__name__}: {error}"
+        raise AlassoError(f"{path} does not fit its run: {why}; delete it to start over") from error
+    return position
+
+
+def load(
+    path: Path, config: RunConfig, device: torch.device, data: Mapping[str, str]
+) -> tuple[Position, dict[str, Any], dict[str, torch.Tensor]]:
+    """Reads a run's newest checkpoint; goes back to the one before, and says so, where it is damaged or gone.
+
+    Args:
+        path: Where the newest one lies.
         config: The run that is to be resumed.
         device: Where its tensors go.
         data: Editions of the data sets that the run is made on now.
 
     Returns:
-        Where the run stands, and the learner's state.
+        Where the run stands, the learner's state, and torch's random state.
 
     Raises:
-        AlassoError: The file is no checkpoint, or of another version, run or edition of the data.
+        AlassoError: Both are damaged, or it is of another version, run or edition of the data.
     """
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-        version, saved_config = content["version"], content["config"]
-    except Exception as error:  # torch.load raises what the unzipper or the unpickler happens to raise
-        raise AlassoError(f"{path} is not a checkpoint of alasso; delete it to start over") from error
-    if version != VERSION:
-        raise AlassoError(f"{path} has version {version}, this library reads {VERSION}; delete it to start over")
-    if saved_config != (ours := config.to_json()):
+    head, body = _newest_whole(path)
+    if (saved_config := head["config"]) != (ours := config.to_json()):
         differing = sorted(k for k in {**saved_config, **ours} if saved_config.get(k) != ours.get(k))
         raise AlassoError(
             f"{path} is a checkpoint of another run: {', '.join(differing)} differ; delete it to start over"
         )
-    if editions.unlike(content["data"], data):
-        before, after = editions.in_words(content["data"]), editions.in_words(data)
-        raise AlassoError(f"{path} was trained on other data ({before}; now {after}); delete it to start over")
-    restore_random_state(content["random"], device)
-    return Position(**content["position"]), content["learner"]
+    if editions.unlike(head["data"], data):
+        said, now = editions.in_words(head["data"]), editions.in_words(data)
+        raise AlassoError(f"{path} was trained on other data ({said}; now {now}); delete it to start over")
+    try:
+        content = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+        return Position(**head["position"]), content["learner"], content["random"]
+    except (RuntimeError, pickle.UnpicklingError, LookupError, TypeError, AttributeError, EOFError) as error:
+        if "memory" in str(error):  # it says nothing against the file
+            raise
+        raise AlassoError(f"{path} is not a checkpoint of alasso; delete it to start over") from error
+
+
+def _newest_whole(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Head and body of the newest checkpoint that is as it was written."""
+    damaged = []
+    for file in kept(path):
+        try:
+            found = sealed.read(file)
+        except sealed.Damaged as error:
+            damaged.append(error)
+            continue
+        if file != path:
+            why = damaged[0] if damaged else f"{path} is gone"
+            warn(f"{why}: resuming from the checkpoint before it")
+            file.replace(path)  # the next one may not take its place among the damaged
+        return found
+    if len(damaged) == 1:
+        raise AlassoError(f"{damaged[0]}; delete it to start over") from damaged[0]
+    raise AlassoError(f"{path} and the checkpoint before it are damaged; delete both to start over") from damaged[0]
 
 
 def config_in(path: Path) -> RunConfig | None:
-    """Whose checkpoint it is; None where the file is none of this version."""
-    content = without_weights(path)
-    return RunConfig.from_json(content["config"]) if content else None
-
-
-def without_weights(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint holds, its weights not read; None where the file is none of this version."""
+    """Whose checkpoint it is; None where that cannot be read."""
+    head = sealed.head_of(path)
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return content if content["version"] == VERSION else None
-    except Exception:  # as in :func:`load`
+        return RunConfig.from_json(head["config"]) if head else None
+    except (AlassoError, LookupError, TypeError, AttributeError, ValueError):
         return None
 
 
@@ -185,6 +229,9 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Sets torch's random state to what :func:`random_state` returned, here or on another device."""
+    here = random_state(device)
+    fits.check_tensors({name: state[name] for name in here if name == "cpu" or name in state}, here)
     torch.set_rng_state(state["cpu"].cpu())
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -81,11 +81,10 @@ def run(
             stream = own_stream(stream, config, folder)
         torch.manual_seed(config.seed)
         learner, position = make_learner(config, stream, model, place), Position()
-        if saved and resume and saved.exists():
-            position, state = checkpoint.load(saved, config, place, stream.editions)
-            learner.load_state_dict(state)
+        if saved and resume and checkpoint.kept(saved):
+            position = checkpoint.restore(saved, learner)
         elif saved:
-            saved.unlink(missing_ok=True)  # only now that device, data and network are there
+            checkpoint.discard(saved)  # only now that device, data and network are there
         if position.commits[-1:] != [code := results.commit()]:
             position.commits.append(code)
         with few_threads_for(learner):
@@ -94,7 +93,7 @@ def run(
             result = found_by(learner, position, reference)
         if folder and saved:
             write(result, folder, trainer)
-            saved.unlink(missing_ok=True)
+            checkpoint.discard(saved)
     return result
 
 

@@ -156,7 +156,7 @@ def carry_out(
                 done[config.name] = train(config, name, options, console, bars, reference(config))
             except RunDiverged as error:
                 diverged.setdefault(error.note.why, []).append(name)
-                results.checkpoint_path(config, options.out).unlink(missing_ok=True)  # it leads nowhere
+                checkpoint.discard(results.checkpoint_path(config, options.out))  # it leads nowhere
                 results.write_note(error.note, results.environment(str(torch_device(options.device))), options.out)
     finished = [done[config.name] for config in configs if config.name in done]
     if diverged:
@@ -197,23 +197,27 @@ def train(
 
 def is_done(config: RunConfig, options: Options) -> bool:
     """Whether the folder holds the run's result."""
-    begun, finished = results.checkpoint_path(config, options.out), results.result_path(config, options.out)
+    begun, finished = checkpoints(config, options.out), results.result_path(config, options.out)
     if options.restart or not finished.exists():
         return False
     # A checkpoint that is older than the result is of a run that was killed in its very last moment; a newer one is of
     # a run that was started over and stopped.
-    return not (options.resume and begun.exists() and begun.stat().st_mtime_ns > finished.stat().st_mtime_ns)
+    return not (options.resume and begun and begun[0].stat().st_mtime_ns > finished.stat().st_mtime_ns)
+
+
+def checkpoints(config: RunConfig, out: Path) -> list[Path]:
+    """A run's checkpoints in a folder, the newest first."""
+    return checkpoint.kept(results.checkpoint_path(config, out))
 
 
 def refuse_other_images(configs: Sequence[RunConfig], options: Options) -> None:
     """Refuses results and checkpoints of runs on other images than those in the folder now."""
     files = []
     for config in configs:
-        begun = results.checkpoint_path(config, options.out)
         if is_done(config, options):
             files.append((config, results.result_path(config, options.out)))
-        elif options.resume and begun.exists():
-            files.append((config, begun))
+        elif options.resume and (begun := checkpoints(config, options.out)):
+            files.append((config, begun[0]))
     refuse_changed_images(files, "run again with --restart, or into another --out")
 
 
@@ -244,8 +248,7 @@ def check_folder(configs: Sequence[RunConfig], options: Options) -> None:
     if options.resume or options.restart:
         return
     for config in configs:
-        begun, finished = results.checkpoint_path(config, options.out), results.result_path(config, options.out)
-        if begun.exists() and not finished.exists():
+        if checkpoints(config, options.out) and not results.result_path(config, options.out).exists():
             raise AlassoError(f"{label(config)} is unfinished; continue it with --resume, or start over with --restart")
 
 
@@ -265,8 +268,7 @@ def check_resumed(configs: Sequence[RunConfig], out: Path) -> str | None:
         AlassoError: The folder holds none of the runs with any seed, but an unfinished one of the same method with
             other settings.
     """
-    paths = (results.checkpoint_path, results.result_path)
-    new = [config for config in configs if not any(path(config, out).exists() for path in paths)]
+    new = [c for c in configs if not (checkpoints(c, out) or results.result_path(c, out).exists())]
     asked = {config.name for config in configs}
     begun = [other for other in unfinished({(c.benchmark, c.method) for c in new}, out) if other.name not in asked]
     pairs = [(c, other) for c in new for other in begun if (c.benchmark, c.method) == (other.benchmark, other.method)]
