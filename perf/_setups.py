@@ -419,6 +419,7 @@ SETUPS = [
     SetUp("deep MLP, AdamW", partial(mlp, 64, 64, 64, 64, 64, 10), adamw, flat),
     SetUp("MLP with LayerNorm, AdamW", partial(mlp, 64, 200, 200, 10, between=[nn.LayerNorm]), adamw, flat),
     SetUp("MLP, SGD 0.3", plain_mlp, sgd(lr=0.3), flat, epochs=15),
+    SetUp("MLP, SGD 0.5", plain_mlp, sgd(lr=0.5), flat),
     SetUp("MLP, SGD 0.1, momentum", plain_mlp, sgd(lr=0.1, momentum=0.9), flat),
     SetUp(
         "MLP of tanh, SGD 0.05, Nesterov, decay",
@@ -447,6 +448,7 @@ SETUPS = [
     SetUp("CNN of groups, Adam, bf16, inverted", partial(cnn, groups_of_8, 4), adam, inverted, bf16=True),
     SetUp("CNN of rows, Adam", cnn_of_rows, adam, as_rows),
     SetUp("LSTM, Adam", partial(Recurrent, nn.LSTM), torchs("Adam", lr=3e-3), as_rows, epochs=20),
+    SetUp("LSTM, SGD 20, clipped", partial(Recurrent, nn.LSTM), sgd(lr=20.0), as_rows, epochs=20, clip=0.25),
     SetUp("GRU, Adam, clipped", partial(Recurrent, nn.GRU, layers=2), torchs("Adam", lr=3e-3), as_rows, clip=1.0),
     SetUp(
         "RNN, RMSprop, clipped", partial(Recurrent, nn.RNN), torchs("RMSprop", lr=2e-3), as_rows, epochs=20, clip=1.0

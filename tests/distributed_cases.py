@@ -32,7 +32,7 @@ METHODS = {
 }
 SETTINGS = {
     "ALASSO": {"c": 5.0, "xi": 1e-3},
-    "SI": {"c": 5.0, "xi": 1e-3},
+    "SI": {"c": 1.0, "xi": "auto"},
     "KronALASSO": {"rank": 5},
     "KronALASSO, path": {"rank": 5},
 }

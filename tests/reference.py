@@ -88,13 +88,21 @@ class Reference:
         self.start = theta
         self.path = [torch.zeros_like(p) for p in self.path]
 
+    def xi(self, i, theta):
+        """ξ of a tensor: the setting, or three times its mean squared moves of all tasks."""
+        if self.h["xi"] != "auto":
+            return self.h["xi"]
+        ends = [memory["theta"][i] for memory in self.memories] + [theta]
+        begins = [memory["before"][i] for memory in self.memories] + [self.start[i]]
+        return 3 * sum(float(((end - begin) ** 2).mean()) for begin, end in zip(begins, ends, strict=True))
+
     def new_importance(self, i, theta, last, importance):
         old = last["Omega"][i] if last else torch.zeros_like(theta)
         if self.kind in ("EWC", "MAS"):
             return old + importance[i]
         if self.kind == "OnlineEWC":
             return self.h["gamma"] * old + importance[i]
-        distance = (theta - self.start[i]) ** 2 + self.h["xi"]
+        distance = (theta - self.start[i]) ** 2 + self.xi(i, theta)
         if self.kind == "SI" or self.h.get("omega_rule") == "si":
             return torch.clamp(old + self.path[i] / distance, min=0)
         past = torch.zeros_like(theta)

@@ -170,7 +170,7 @@ def test_a_subclass_that_calls_its_parents_step_is_observed_once(with_closure):
     regs = []
     for model, kind in ((plain, torch.optim.SGD), (child, Child)):
         optimizer = kind(model.parameters(), lr=0.1)
-        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        reg = ALASSO(model, c=0.05, xi=1e-3).attach(optimizer)
         for task in TASKS:
             train(model, optimizer, task, with_closure)
             assert reg.steps == len(task)
@@ -245,7 +245,7 @@ def test_maximize_is_minimizing_the_negative():
     regs = []
     for model, sign in ((down, 1.0), (up, -1.0)):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=sign < 0)
-        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        reg = ALASSO(model, c=0.05, xi=1e-3).attach(optimizer)
         for task in toy_tasks(3, dtype=torch.float64):
             for x, y in task:
                 optimizer.zero_grad()
@@ -356,7 +356,7 @@ def test_a_head_that_grows_keeps_its_memory_and_new_rows_start_free():
     reg.attach(optimizer)
     grown = state(reg, "2.weight")
     for field, tensor in old.items():
-        assert torch.equal(grown[field][:4], tensor), field
+        assert not tensor.dim() or torch.equal(grown[field][:4], tensor), field
     assert torch.equal(grown["anchor"][4:], wider.weight[4:]) and not grown["omega"][4:].any()
 
     with torch.no_grad():
@@ -491,7 +491,7 @@ def test_what_an_optimizer_does_to_gradients_within_its_step_counts_and_does_not
         (plain, torch.optim.SGD(plain.parameters(), lr=0.05)),
         (halved, kind(halved.parameters(), lr=0.1)),
     ):
-        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        reg = ALASSO(model, c=0.05, xi=1e-3).attach(optimizer)
         paths = []
         for task in TASKS:
             train(model, optimizer, task, with_closure)
@@ -516,7 +516,7 @@ def test_an_optimizer_may_drop_a_gradient_within_its_step():
         (plain, torch.optim.SGD(list(plain.parameters())[:-1], lr=0.05)),
         (dropping, LeavesOutLastBias(dropping.parameters(), lr=0.1)),
     ):
-        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        reg = ALASSO(model, c=0.05, xi=1e-3).attach(optimizer)
         for task in TASKS:
             for batch in task:
                 model.zero_grad()
@@ -560,7 +560,7 @@ def test_after_a_step_that_was_interrupted_training_goes_on_as_if_it_had_not_bee
     disturbed = copy.deepcopy(plain)
     for model in (plain, disturbed):
         optimizer = kind(model.parameters(), lr=0.01)
-        reg = ALASSO(model, c=5.0, xi=1e-3).attach(optimizer)
+        reg = ALASSO(model, c=0.05, xi=1e-3).attach(optimizer)
         optimizer.register_step_pre_hook(interrupted)
         run(model, optimizer, TASKS[0])
         reg.consolidate()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso._compile import Compiled, compiled, flat, flat_state, no_compiler, with_tensor_settings
-from alasso._passes import Share, Work, is_plain
+from alasso._passes import Share, Work, is_plain, stiffest_of_shares
 from alasso._plans import Plans, is_scaled
 from alasso._update_rules import AdamRule, Group, SGDRule
 from alasso.methods.base import Springs, add_to_path_
@@ -41,9 +41,10 @@ def kernel_of(rule: Rule, shares: Sequence[Share], theta: Tensor) -> Compiled:
     ) -> None:
         g = -g if rule.maximize else g
         total = g
+        most = rule.most_curvature(numbers)
         for surrogate, state, has_past in shares:
             if has_past:
-                total = total + surrogate.penalty_grad(theta, state)
+                total = total + surrogate.penalty_grad(theta, state, most)
         new_theta, new_moments = rule.move(theta, total, moments, numbers)
         for surrogate, state, _ in shares:
             if surrogate.observes_path:
@@ -154,6 +155,8 @@ class Engine(ABC):
 
     def _made_plan(self, optimizer: Optimizer, plans: Plans) -> FusedPlan:
         plan = FusedPlan([], [])
+        if plans.limits.is_sgd:
+            plans.limits.follow(optimizer)
         reason = "the gradients are scaled" if is_scaled(optimizer) else None
         index_of = {id(group): index for index, group in enumerate(optimizer.param_groups)}
         for parameter, group in plans.trained(optimizer):
@@ -165,6 +168,8 @@ class Engine(ABC):
                 own, index = self.state_of(optimizer, parameter, group), index_of[id(group)]
                 rule = self.rule_of(group, own)
                 shares = [Share.of(regularizer, name, parameter) for regularizer, name in owners.items()]
+                for stiffest in stiffest_of_shares(shares, plans.limits):
+                    plans.limits.below(stiffest, index)  # says so; the kernel looks at every step
                 fused = FusedParameter(parameter, shares, rule, [own[moment] for moment in rule.moments])
                 plan.parameters.append((fused, index, own))
                 plan.seen_by.extend(one for one in owners if one not in plan.seen_by)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from alasso._compile import compiled, flat, flat_state, with_tensor_settings
 from alasso._distributed import local
-from alasso.errors import warn
-from alasso.methods.base import Springs, Surrogate, add_to_path_
+from alasso._stability import Limits
+from alasso.methods.base import Springs, Surrogate, add_to_path_, capped
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
@@ -138,22 +138,29 @@ def pieces_of(work: Work) -> list[Piece]:
     return [Piece(work, begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
-def batches(pieces: Iterable[Piece]) -> list[Batch]:
-    """Return batches that together do the work of all pieces."""
+def batches(pieces: Iterable[tuple[Piece, int]], limits: Limits) -> list[Batch]:
+    """Return batches that together do the work of all pieces, each with its parameter group's index."""
     kinds: dict[tuple[Any, ...], list[list[Piece]]] = {}
-    for piece in pieces:
-        groups = kinds.setdefault(piece.kind, [[]])
-        if piece.work.total.is_cpu and sum(one.size for one in groups[-1]) + piece.size > PIECE:
-            groups.append([])
-        groups[-1].append(piece)
-    return [Batch(group) for groups in kinds.values() for group in groups if group]
+    for piece, index in pieces:
+        together = kinds.setdefault((index if limits.is_sgd else 0, *piece.kind), [[]])
+        if piece.work.total.is_cpu and sum(one.size for one in together[-1]) + piece.size > PIECE:
+            together.append([])
+        together[-1].append(piece)
+    return [Batch(some, limits, kind[0]) for kind, together in kinds.items() for some in together if some]
 
 
 class Batch:
-    """Pieces of plain parameters that take the same passes."""
+    """Pieces of plain parameters that take the same passes.
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    Args:
+        pieces: The pieces.
+        limits: How stiff springs may be.
+        group: The index of their parameter group, where that matters.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], limits: Limits, group: int) -> None:
         self._pieces = pieces
+        self._limits, self._group = limits, group
         self._places = self._parameters()
         self._theta = [p.of(p.work.parameter.detach()) for p in pieces]
         self._total = [p.of(p.work.total) for p in pieces]
@@ -166,6 +173,8 @@ class Batch:
                 self._springs.append(Spring(anchor, k_plus, None if more_left[0] is None else more_left))
             if share.surrogate.observes_path:
                 self._paths.append([p.state(i).path for p in pieces])
+        self._stiffest = stiffest_of(self._springs) if limits.is_sgd else 0.0
+        self._capped: tuple[float | Tensor | None, list[Spring]] = (None, self._springs)
         self._grads: list[Tensor] = []
 
     def _parameters(self) -> list[int]:
@@ -176,7 +185,10 @@ class Batch:
         """Make the total gradients from the parameters' own, and remember the weights."""
         self._grads = [piece.of(grad) for piece in self._pieces if (grad := piece.work.parameter.grad) is not None]
         torch._foreach_copy_(self._total, self._grads)
-        for anchor, k_plus, more_left in self._springs:
+        most = self._limits.below(self._stiffest, self._group) if self._stiffest else None
+        if most is not self._capped[0] and most != self._capped[0]:
+            self._capped = most, [capped_springs(springs, most) for springs in self._springs]
+        for anchor, k_plus, more_left in self._capped[1]:
             d = torch._foreach_sub(self._theta, anchor)
             torch._foreach_addcmul_(self._total, k_plus, d, 2)
             if more_left is not None:
@@ -197,15 +209,38 @@ class Batch:
         self._grads = []
 
 
+def stiffest_of(springs: Sequence[Spring]) -> float:
+    """Return the largest curvature of all springs."""
+    curvatures = [
+        2 * (k if more is None else k + more.clamp(min=0)).max()
+        for _, ks, mores in springs
+        for k, more in zip(ks, mores or [None] * len(ks), strict=True)
+    ]
+    return float(torch.stack(curvatures).max()) if curvatures else 0.0
+
+
+def capped_springs(springs: Spring, most: float | Tensor | None) -> Spring:
+    """Return springs that are no stiffer than a limit."""
+    if springs.more_left is None:
+        return springs._replace(k_plus=[capped(k, k, most)[1] for k in springs.k_plus])
+    both = [capped(k + more, k, most) for k, more in zip(springs.k_plus, springs.more_left, strict=True)]
+    return springs._replace(k_plus=[k for _, k in both], more_left=[left - k for left, k in both])
+
+
 # -- compiled --------------------------------------------------------------------------------------------------
 
 
 def open_pass(
-    total: Tensor, before: Tensor | None, g: Tensor, theta: Tensor, pasts: Sequence[tuple[Surrogate[Any], Any]]
+    total: Tensor,
+    before: Tensor | None,
+    g: Tensor,
+    theta: Tensor,
+    pasts: Sequence[tuple[Springs[Any], Any]],
+    most: Tensor | None,
 ) -> None:
     """Do :meth:`Batch.open` in one go over one flat tensor."""
     for surrogate, state in pasts:
-        g = g + surrogate.penalty_grad(theta, state)
+        g = g + surrogate.penalty_grad(theta, state, most)
     total.copy_(g)
     if before is not None:
         before.copy_(theta)
@@ -218,10 +253,19 @@ def close_pass(theta: Tensor, before: Tensor, g: Tensor, paths: Sequence[Tensor]
 
 
 class CompiledParameter:
-    """One plain parameter whose passes are compiled."""
+    """One plain parameter whose passes are compiled.
 
-    def __init__(self, work: Work) -> None:
+    Args:
+        work: Its part in the steps.
+        limits: How stiff springs may be.
+        group: The index of its parameter group.
+    """
+
+    def __init__(self, work: Work, limits: Limits, group: int) -> None:
         self._parameter = work.parameter
+        self._limits, self._group = limits, group
+        self._stiffest = max(stiffest_of_shares(work.shares, limits), default=0.0)
+        self._most = work.total.new_tensor(float("inf")) if limits.is_sgd else None  # None is a kernel of its own
         self._theta, self._total = flat(work.parameter.detach()), flat(work.total)
         self._before = None if work.before is None else flat(work.before)
         self._pasts = [
@@ -232,7 +276,7 @@ class CompiledParameter:
         self._paths = [flat(share.state.path) for share in work.shares if share.surrogate.observes_path]
         kinds = "_".join(type(surrogate).__name__ for surrogate, _ in self._pasts)
         kind = work.total.dtype, work.total.device.type
-        self._open = compiled(("open", kinds, *kind), open_pass, f"open_step_{kinds}")
+        self._open = compiled(("open", kinds, limits.is_sgd, *kind), open_pass, f"open_step_{kinds}")
         self._close = compiled(("close", *kind), close_pass, "close_step")
         self._g = self._total
 
@@ -240,7 +284,10 @@ class CompiledParameter:
         """Make the total gradient, and remember the weights."""
         assert self._parameter.grad is not None
         self._g = flat(self._parameter.grad)
-        self._open(self._total, self._before, self._g, self._theta, self._pasts)
+        most = self._most
+        if most is not None:
+            most.fill_(float("inf") if (now := self._limits.below(self._stiffest, self._group)) is None else now)
+        self._open(self._total, self._before, self._g, self._theta, self._pasts, most)
 
     def close(self) -> None:
         """Add the step to the paths."""
@@ -253,7 +300,11 @@ class CompiledParameter:
 # -- what fits neither -----------------------------------------------------------------------------------------
 
 
-STABLE = 0.5  # share of the curvature at which SGD begins to swing up that a penalty may take; the task needs some, too
+def stiffest_of_shares(shares: Sequence[Share], limits: Limits) -> list[float]:
+    """Return the largest curvature of each share's penalty; 0 where it has no limit."""
+    if not limits.is_sgd:
+        return [0.0] * len(shares)
+    return [float(share.surrogate.stiffest(share.state)) if share.has_past else 0.0 for share in shares]
 
 
 class OddParameter:
@@ -261,18 +312,16 @@ class OddParameter:
 
     Args:
         work: Its part in the steps.
-        group: Its parameter group if the optimizer is SGD, which a surrogate that is too stiff would make unstable.
+        limits: How stiff a penalty may be.
+        group: The index of its parameter group.
     """
 
-    def __init__(self, work: Work, group: dict[str, Any] | None) -> None:
+    def __init__(self, work: Work, limits: Limits, group: int) -> None:
         self._work = work
         self.id = id(work.parameter)
-        self._group = group
+        self._limits, self._group = limits, group
+        self._stiffest = stiffest_of_shares(work.shares, limits)
         self._g: Tensor | None = None
-        self._stiffest = [0.0] * len(work.shares)
-        if group is not None:
-            self._stiffest = [float(share.surrogate.stiffest(share.state)) for share in work.shares]
-        self._has_warned = False
 
     def open(
         self, scale: float | Tensor = 1.0, found_inf: Tensor | None = None, begun_at: Tensor | None = None
@@ -293,9 +342,18 @@ class OddParameter:
         if before is not None:
             before.copy_(theta if begun_at is None else begun_at)
         for share, stiffest in zip(shares, self._stiffest, strict=True):
-            state, dtype = share.state, share.state.anchor.dtype
-            strength = scale * self._stable_share(stiffest) if share.has_past else 0.0
-            share.surrogate.before_step_(state, g.to(dtype), theta.to(dtype), t, strength)
+            surrogate, state, dtype = share.surrogate, share.state, share.state.anchor.dtype
+            most = self._limits.below(stiffest, self._group)
+            if isinstance(surrogate, Springs):
+                if share.has_past:
+                    t.add_(surrogate.penalty_grad(theta.to(dtype), state, most) * scale)
+                continue
+            strength = scale if share.has_past else 0.0
+            if most is not None:  # all of it gets less, so that it keeps its shape
+                strength = strength * (
+                    torch.clamp(most / stiffest, max=1.0) if isinstance(most, Tensor) else most / stiffest
+                )
+            surrogate.before_step_(state, g.to(dtype), theta.to(dtype), t, strength)
             if begun_at is not None and share.surrogate.observes_path and not share.has_path:
                 state.path.add_((g.to(dtype) * (begun_at - theta).to(dtype)).sum())
 
@@ -311,23 +369,6 @@ class OddParameter:
             else:
                 share.surrogate.after_step_(share.state, self._g.to(dtype), theta.to(dtype))
         self._g = None
-
-    def _stable_share(self, stiffest: float) -> float | Tensor:
-        """Return the share of a penalty at which SGD is stable."""
-        if self._group is None or stiffest == 0:
-            return 1.0
-        lr: float | Tensor = self._group["lr"]
-        momentum: float = self._group.get("momentum", 0.0)
-        slower = 1 + 2 * momentum if self._group.get("nesterov") else 1.0
-        limit = STABLE * 2 * (1 + momentum) / slower / stiffest
-        if isinstance(lr, Tensor):
-            return torch.clamp(limit / lr, max=1.0)
-        if lr <= limit:
-            return 1.0
-        if not self._has_warned:
-            self._has_warned = True
-            warn("SGD would not be stable under the whole penalty at this learning rate: the stiffest layers get less")
-        return limit / lr
 
 
 def task_gradient(grad: Tensor, scale: float | Tensor, found_inf: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from alasso._compile import no_compiler
 from alasso._distributed import local
 from alasso._passes import Batch, CompiledParameter, OddParameter, Piece, Share, Work, batches, is_plain, pieces_of
+from alasso._stability import Limits
 from alasso.errors import AlassoError, warn
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ class Plans:
 
     Attributes:
         compile: The regularizers that the optimizer works for, and whether they ask for compiled passes.
+        limits: How stiff a penalty may be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.limits = Limits(optimizer)
         self.compile: dict[Regularizer, bool] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._works: dict[int, tuple[Any, Work, list[Piece]]] = {}  # by id of the parameter
@@ -59,6 +62,8 @@ class Plans:
     @torch.inference_mode(False)  # whoever takes the first step: others will write to the buffers
     def of(self, optimizer: Optimizer) -> Plan:
         """Return the plan of the step that the optimizer is about to make."""
+        if self.limits.is_sgd:
+            self.limits.follow(optimizer)
         scaled = is_scaled(optimizer)
         if (plan := self._plans.get((scaled, self.key_of(optimizer)))) is None:
             plan = self._made_plan(optimizer, scaled)
@@ -70,9 +75,10 @@ class Plans:
 
     def _made_plan(self, optimizer: Optimizer, scaled: bool) -> Plan:
         plan = Plan([], [], [], [])
-        pieces: list[Piece] = []
+        pieces: list[tuple[Piece, int]] = []
         trained = self.trained(optimizer)
         self._keep_up(optimizer)
+        index_of = {id(group): index for index, group in enumerate(optimizer.param_groups)}
         for parameter, group in trained:
             if not (owners := self.owners_of(parameter)):
                 continue
@@ -83,14 +89,14 @@ class Plans:
             plan.works.append(work)
             ascends, grad = bool(group.get("maximize")), parameter.grad
             if scaled or ascends or grad is None or not is_plain(work, grad):
-                plan.odd.append((OddParameter(work, group if is_sgd(optimizer) else None), ascends))
+                plan.odd.append((OddParameter(work, self.limits, index_of[id(group)]), ascends))
             elif any(self.compile.values()) and no_compiler(parameter.device.type) is None:
-                plan.passes.append(CompiledParameter(work))
+                plan.passes.append(CompiledParameter(work, self.limits, index_of[id(group)]))
             else:
                 if not of_work:
                     of_work.extend(pieces_of(work))
-                pieces.extend(of_work)
-        plan.passes.extend(batches(pieces))
+                pieces.extend((piece, index_of[id(group)]) for piece in of_work)
+        plan.passes.extend(batches(pieces, self.limits))
         return plan
 
     def trained(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, dict[str, Any]]]:
@@ -149,11 +155,6 @@ class Plans:
         self._plans.clear()
         self._works.clear()
         self._buffers.clear()
-
-
-def is_sgd(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's moves grow with the gradient, and so without bound where a spring is stiff."""
-    return "SGD" in type(optimizer).__name__
 
 
 def is_scaled(optimizer: Optimizer) -> bool:

@@ -76,7 +76,7 @@ class StepHooks:
         self._optimizer = ref(optimizer, self._let_go)
         self._is_torchs = type(optimizer).__module__.startswith(("torch.optim", "alasso.optim"))
         self._handles: list[Any] = []
-        self.plans = Plans()
+        self.plans = Plans(optimizer)
         self._calls = bool(getattr(optimizer, "calls_its_hooks", False))  # as torch does not
         self._engine: Engine | None = engine_for(optimizer) if self._calls else None  # makes whole steps in one pass
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []  # gradients of a step that an engine has made

@@ -67,10 +67,9 @@ class Notes:
                 length = torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
                 self.gradient[name] = sum_over_shards(length.square(), parameter)
 
-    def task_ends(self, moves: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
-        """Note each tensor's ‖d‖², of which this rank has a share."""
+    def task_ends(self, moves: Mapping[str, Tensor]) -> None:
+        """Note each tensor's ‖d‖²."""
         for name, move in moves.items():
-            move = sum_over_shards(move, parameters[name])
             before = self.moved.get(name)
             self.moved[name] = move if before is None else torch.maximum(move, before.to(move.device))
 

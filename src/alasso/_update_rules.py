@@ -29,6 +29,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from alasso._stability import most_curvature
+
 Group = dict[str, Any]
 Decay = Literal["none", "coupled", "decoupled"]
 
@@ -70,6 +72,9 @@ class AdamRule:
         lr, decay = float(group["lr"]), group["weight_decay"]
         correction1, correction2 = (-math.expm1(step * log_or_minus_infinity(beta)) for beta in (beta1, beta2))
         return [lr / correction1, correction2**0.5, 1 - lr * decay, decay, 1 - beta1, 1 - beta2, group["eps"]]
+
+    def most_curvature(self, numbers: tuple[Tensor, ...]) -> None:
+        """Return None: a penalty of any curvature is stable."""
 
     @staticmethod
     def device_numbers(group: Group) -> list[float]:
@@ -142,6 +147,10 @@ class SGDRule:
     def numbers(group: Group) -> list[float]:
         """Return what a step depends on beside the learning rate."""
         return [group["momentum"], 1 - group["dampening"], group["weight_decay"]]
+
+    def most_curvature(self, numbers: tuple[Tensor, ...]) -> float | Tensor:
+        """Return the largest curvature at which a penalty is stable; ``numbers`` as in :meth:`move`."""
+        return most_curvature({"lr": numbers[0], "momentum": numbers[1][0], "nesterov": self.nesterov})
 
     def move(
         self, theta: Tensor, g: Tensor, moments: tuple[Tensor, ...], numbers: tuple[Tensor, ...]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso import importance as measures
-from alasso._distributed import as_sharded, local, total_of
+from alasso._distributed import as_sharded, local, sum_over_shards, total_of
 from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
 from alasso._step_hooks import StepHooks, base_optimizer
@@ -201,17 +201,18 @@ class Regularizer:
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
+                moves[name] = sum_over_shards((theta - state.anchor).square().sum(), parameter)
+                if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
+                    state = state._replace(moves=state.moves + moves[name] / max(parameter.numel(), 1))
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
-                moves[name] = (theta - state.anchor).square().sum()
                 stiffness = protected.surrogate.typical_stiffness(new_states[name])
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
         importance = zip(new_states, map(protected.surrogate.importance, new_states.values()), strict=True)
         check_importance(measured.items() or importance, parameters, finite)
         protected.end_task(new_states)
-        self.notes.task_ends(moves, parameters)
-        self.tasks += 1
-        self.steps = 0
+        self.notes.task_ends(moves)
+        self.tasks, self.steps = self.tasks + 1, 0
         self._penalty_was_taken = self._was_loaded = False
         log_verdict(self)
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from alasso import AlassoError
 from alasso.methods.alasso import NO_PAST, AlassoState, AlassoSurrogate
-from alasso.methods.base import AnchorState, PathState, add_to_path_
+from alasso.methods.base import AnchorState, add_to_path_
 from alasso.methods.ewc import EWCState, EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.mas import MASSurrogate
-from alasso.methods.si import SISurrogate
+from alasso.methods.si import PathState, SISurrogate
 
 
 def tensor(*values):
@@ -40,8 +40,8 @@ def spring(draw):
 
 def surrogates(anchor, omega, side, a, epsilon):
     zero = torch.zeros_like(anchor)
-    yield AlassoSurrogate(a=a, c=0.7, epsilon=epsilon), AlassoState(anchor, omega, zero, side)
-    yield SISurrogate(c=0.7), PathState(anchor, omega, zero)
+    yield AlassoSurrogate(a=a, c=0.7, epsilon=epsilon), AlassoState(anchor, omega, zero, side, tensor(0.0))
+    yield SISurrogate(c=0.7), PathState(anchor, omega, zero, tensor(0.0))
     yield EWCSurrogate(lam=3.0), EWCState(anchor, omega, torch.tensor(2.0, dtype=torch.float64))
     yield OnlineEWCSurrogate(lam=3.0), AnchorState(anchor, omega)
     yield MASSurrogate(lam=3.0), AnchorState(anchor, omega)
@@ -68,7 +68,7 @@ def test_alasso_penalty_is_equation_5_weight_by_weight(drawn, a):
         if s != NO_PAST:
             alpha = (t - o) * s
             expected += 1.5 * (big if alpha > 0 else a * big + 0.25) * (t - o) ** 2
-    state = AlassoState(anchor, omega, torch.zeros_like(anchor), side)
+    state = AlassoState(anchor, omega, torch.zeros_like(anchor), side, tensor(0.0))
     assert float(surrogate.penalty(theta, state)) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
@@ -129,26 +129,28 @@ def test_a_weight_that_stood_still_does_not_divide_by_zero_and_keeps_its_omega()
     assert state.side.tolist() == [-1, 0]
     state = surrogate.consolidate(state, tensor(2, 0))
     assert state.omega.tolist() == [0.5, 0.0]
-    state = SISurrogate(xi=0.0).consolidate(PathState(tensor(1.0), tensor(3.0), tensor(0.0)), tensor(1.0))
+    state = SISurrogate(xi=0.0).consolidate(PathState(tensor(1.0), tensor(3.0), tensor(0.0), tensor(0.0)), tensor(1.0))
     assert state.omega.tolist() == [3.0]
 
 
 def test_a_still_weight_is_unobserved_on_both_sides():
     surrogate = AlassoSurrogate(a=3.0, c=1.0, epsilon=0.5)
-    state = AlassoState(tensor(0, 0), tensor(2, 2), tensor(0, 0), torch.zeros(2, dtype=torch.int8))
+    state = AlassoState(tensor(0, 0), tensor(2, 2), tensor(0, 0), torch.zeros(2, dtype=torch.int8), tensor(0.0))
     assert surrogate.penalty_grad(tensor(-1, 1), state).tolist() == [-13.0, 13.0]  # ±2·(3·2 + 0.5)
 
 
 def test_omega_may_fall_but_not_below_zero_when_not_monotone():
     surrogate = AlassoSurrogate(monotone=False, xi=0.0)
-    state = AlassoState(tensor(0, 0), tensor(2, 2), tensor(0.5, 3), torch.tensor([-1, -1], dtype=torch.int8))
+    state = AlassoState(
+        tensor(0, 0), tensor(2, 2), tensor(0.5, 3), torch.tensor([-1, -1], dtype=torch.int8), tensor(0.0)
+    )
     # Both move by −1 onto the observed side: past = −2·1, so (0.5 − 2)/1 → 0 and (3 − 2)/1 → 1.
     assert surrogate.consolidate(state, tensor(-1, -1)).omega.tolist() == [0.0, 1.0]
 
 
 def test_negative_path_integral_lowers_si_importance_down_to_zero():
     """As SI's authors do: the rectifier of Ω + ω/(Δ² + ξ), not of each task's share."""
-    state = PathState(tensor(0, 0), tensor(2, 2), tensor(-1, -9))
+    state = PathState(tensor(0, 0), tensor(2, 2), tensor(-1, -9), tensor(0.0))
     assert SISurrogate(xi=0.0).consolidate(state, tensor(1, 1)).omega.tolist() == [1.0, 0.0]
 
 

@@ -277,8 +277,8 @@ def trained(make, tasks, dtype=torch.float64):
     model = mlp(6, 8, 4, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reg = make(model).attach(optimizer)
-    if isinstance(reg, KronALASSO):
-        reg.c = 0.01  # a whole one would be too stiff for these few steps of SGD, and bounded
+    strength = "c" if "c" in reg.settings() else "lam"  # a whole one would be too stiff for this SGD, and bounded
+    setattr(reg, strength, 1e-4 * getattr(reg, strength))
     for task in tasks:
         run(model, optimizer, task)
         reg.consolidate(task)

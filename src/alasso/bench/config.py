@@ -75,7 +75,7 @@ class RunConfig:
         known_benchmark = OWN_STREAM if benchmark == OWN else known(benchmark, BENCHMARKS, "benchmark")
         known_method = known(method, METHODS, "method")
         found = known_benchmark.settings.get(method, {})
-        words = {word: changes[word] for word in known_method.choices if changes.get(word) is not None}
+        words = {word: changes[word] for word, of in known_method.choices.items() if changes.get(word) in of}
         if any(found.get(word, value) != value for word, value in words.items()):
             found = {}  # what a search found for one word says nothing about another
         own = dict(known_method.settings) | dict(found)
@@ -345,8 +345,12 @@ def whole_number(value: float | str) -> int:
     return int(number)
 
 
-def typed_like(name: str, value: Any, example: Any, choices: Iterable[str] | None = None) -> Any:
-    """``value`` as the type of ``example``."""
+def typed_like(name: str, value: Any, example: Any, choices: Sequence[Any] | None = None) -> Any:
+    """``value`` as the type of ``example``, or one of the choices; a number if they have ``float`` among them."""
+    if choices is not None and float in choices:
+        if value in choices:
+            return value
+        choices, example = None, 0.0
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[type(example)]
     if choices is not None and value not in choices:
         raise AlassoError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")

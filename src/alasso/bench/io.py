@@ -138,6 +138,8 @@ def _is_taken(path: Path) -> bool:
     except OSError:
         return False
     if lock:
+        with suppress(OSError):
+            path.unlink()  # it may have gone and come again meanwhile
         lock.release()
     return lock is None
 

@@ -22,6 +22,7 @@ weight came from. The side that training never saw is overestimated by a factor 
 
 Two things are missing from the paper's text, but the authors' published experiment has them and the published numbers
 need them: ξ in the denominator of (7), and Ω that never falls (``monotone``), i.e. the larger of (7) and the Ω before.
+With ``xi="auto"``, ξ is set by the tensor's own moves (:mod:`alasso.methods.si`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 
 from alasso.errors import AlassoError
 from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, two_sided_spring
-from alasso.methods.si import accumulated_omega, ratio_or
+from alasso.methods.si import MOVES, Xi, accumulated_omega, check_xi, ratio_or
 from alasso.regularizer import Regularizer
 
 OmegaRule = Literal["accurate", "si"]
@@ -54,12 +55,14 @@ class AlassoState(NamedTuple):
         omega: Ω ≥ 0, how important the weight is.
         path: ω of the running task.
         side: Where the observed side lies, in int8: −1 left, +1 right, 0 neither; NO_PAST: no surrogate.
+        moves: The tensor's mean squared move in a task, summed over tasks; one number.
     """
 
     anchor: Tensor
     omega: Tensor
     path: Tensor
     side: Tensor
+    moves: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class AlassoSurrogate(Springs[AlassoState]):
     c_prime: float = 1.0
     epsilon: float = 1e-6
     epsilon_prime: float = 0.0
-    xi: float = 0.1
+    xi: Xi = "auto"
     monotone: bool = True
     omega_rule: OmegaRule = "accurate"
     unmoved: Unmoved = "moved_right"
@@ -89,8 +92,8 @@ class AlassoSurrogate(Springs[AlassoState]):
             c_prime=self.c_prime,
             epsilon=self.epsilon,
             epsilon_prime=self.epsilon_prime,
-            xi=self.xi,
         )
+        check_xi(self.xi)
         if not isinstance(self.monotone, bool):
             raise AlassoError(f"monotone must be True or False, not {self.monotone!r}")
         check_choice("omega_rule", self.omega_rule, OmegaRule)
@@ -99,7 +102,7 @@ class AlassoSurrogate(Springs[AlassoState]):
     def init(self, theta: Tensor) -> AlassoState:
         zero = torch.zeros_like(theta)
         side = torch.full_like(theta, NO_PAST, dtype=torch.int8)
-        return AlassoState(anchor=theta.clone(), omega=zero, path=zero.clone(), side=side)
+        return AlassoState(theta.clone(), omega=zero, path=zero.clone(), side=side, moves=theta.new_zeros(()))
 
     def stiffness(self, s: AlassoState) -> tuple[Tensor, Tensor]:
         """Return c · (Eq. 5's factor of d²), the surrogate's share of the total loss, Eq. 6.
@@ -115,16 +118,18 @@ class AlassoSurrogate(Springs[AlassoState]):
 
     def consolidate(self, s: AlassoState, theta: Tensor, importance: Tensor | None = None) -> AlassoState:
         moved = theta - s.anchor
+        xi = MOVES * s.moves if self.xi == "auto" else self.xi
         if self.omega_rule == "si":
-            omega = accumulated_omega(s.omega, s.path, moved, self.xi)
+            omega = accumulated_omega(s.omega, s.path, moved, xi)
         else:
             past = self.past_omega(s, moved)
-            omega = accurate_omega(s.omega, s.path, past, moved, self.xi, self.monotone)
+            omega = accurate_omega(s.omega, s.path, past, moved, xi, self.monotone)
         return AlassoState(
             anchor=theta.clone(),
             omega=omega,
             path=torch.zeros_like(s.path),
             side=observed_side(moved, omega, self.unmoved),
+            moves=s.moves.clone(),
         )
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> AlassoState:
@@ -194,7 +199,7 @@ def observed_side(moved: Tensor, Omega: Tensor, unmoved: Unmoved) -> Tensor:
 
 
 def accurate_omega(
-    Omega: Tensor, omega_new: Tensor, omega_past: Tensor, moved: Tensor, xi: float, monotone: bool
+    Omega: Tensor, omega_new: Tensor, omega_past: Tensor, moved: Tensor, xi: float | Tensor, monotone: bool
 ) -> Tensor:
     """Return Ω by Eq. 7. A weight that stood still says nothing new about the loss: it keeps its Ω, whatever ξ is.
 
@@ -218,7 +223,8 @@ def accurate_omega(
 class ALASSO(Regularizer):
     """Asymmetric loss approximation with single-side overestimation (Park et al., ICCV 2019).
 
-    The defaults are the constants of the authors' permuted-MNIST experiment; the names are the paper's letters.
+    The defaults are the constants of the authors' permuted-MNIST experiment, but for ξ, which was 0.1 there and is set
+    by the weights' own moves here; the names are the paper's letters.
 
     Args:
         model: The model to protect.
@@ -228,7 +234,8 @@ class ALASSO(Regularizer):
         c_prime: The decoupled c of Eq. 12. Set it to ``c`` for no decoupling.
         epsilon: Least stiffness of the unseen side, Eq. 5.
         epsilon_prime: The decoupled ε of Eq. 12. Set it to ``epsilon`` for no decoupling.
-        xi: Added to the squared distance in Eq. 7's denominator; small convolutional networks need 1e-3.
+        xi: Added to the squared distance in Eq. 7's denominator. "auto": three times the tensor's mean squared move in
+            a task, summed over tasks. A number is the same for all tensors and tasks.
         monotone: Whether Ω by Eq. 7 never falls. Not in the paper's text, but its published numbers need it.
         omega_rule: "accurate" is Eq. 7; "si" is SI's Eq. 3, which adds to the Ω before.
         unmoved: Which side of a weight that stood still counts as observed. "moved_right": the left side, as in the
@@ -258,7 +265,7 @@ class ALASSO(Regularizer):
     c_prime = Setting[float]()
     epsilon = Setting[float]()
     epsilon_prime = Setting[float]()
-    xi = Setting[float]()
+    xi = Setting[Xi]()
     monotone = Setting[bool]()
     omega_rule = Setting[OmegaRule]()
     unmoved = Setting[Unmoved]()
@@ -272,7 +279,7 @@ class ALASSO(Regularizer):
         c_prime: float = 1.0,
         epsilon: float = 1e-6,
         epsilon_prime: float = 0.0,
-        xi: float = 0.1,
+        xi: Xi = "auto",
         monotone: bool = True,
         *,
         omega_rule: OmegaRule = "accurate",

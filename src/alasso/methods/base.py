@@ -46,20 +46,6 @@ class AnchorState(NamedTuple):
     omega: Tensor
 
 
-class PathState(NamedTuple):
-    """State of a method that integrates the loss along the path of training.
-
-    Attributes:
-        anchor: θ̂, where the spring is fixed.
-        omega: Ω ≥ 0, how important the weight is.
-        path: ω, summed since the last consolidation.
-    """
-
-    anchor: Tensor
-    omega: Tensor
-    path: Tensor
-
-
 #: The largest setting. No use comes near it, and products of two still leave room in single precision.
 MOST = 1e15
 
@@ -73,7 +59,8 @@ class Surrogate(ABC, Generic[S]):
     A method is a frozen dataclass that derives from this class or from :class:`Springs`; its fields are the settings.
 
     Attributes:
-        State: The NamedTuple of tensors kept for each parameter; it has the field ``anchor``, of θ's shape.
+        State: The NamedTuple of tensors kept for each parameter; it has the field ``anchor``, of θ's shape. To a field
+            ``moves``, a number, the end of a task adds the mean squared move of all of θ, whatever the shards.
         partial: Fields that are sums over θ: of a sharded θ, each rank holds its own shard's part of them.
         ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
@@ -102,7 +89,7 @@ class Surrogate(ABC, Generic[S]):
         """Return the state after a task that ended at θ.
 
         Args:
-            s: The state before, with the task's path if the method observes one.
+            s: The state before, with the task's path if the method observes one, and with its move if it has ``moves``.
             theta: The weights at the end of the task.
             importance: The importance measured on data, of θ's shape, for methods that measure it.
 
@@ -292,8 +279,24 @@ class Springs(Surrogate[S]):
     def penalty(self, theta: Tensor, s: S) -> Tensor:
         return two_sided_spring(theta - s.anchor, *self.stiffness(s)).sum() + self.constant(s)
 
-    def penalty_grad(self, theta: Tensor, s: S) -> Tensor:
-        return two_sided_spring_grad(theta - s.anchor, *self.stiffness(s))
+    def penalty_grad(self, theta: Tensor, s: S, most: float | Tensor | None = None) -> Tensor:
+        """Return the derivative of :meth:`penalty` by θ.
+
+        Args:
+            theta: The weights θ.
+            s: The state.
+            most: The largest curvature that a spring may have, as SGD needs it; None for no limit.
+
+        Returns:
+            The gradient, of θ's shape.
+        """
+        return two_sided_spring_grad(theta - s.anchor, *capped(*self.stiffness(s), most))
+
+    def stiffest(self, s: S) -> Tensor:
+        k_minus, k_plus = self.stiffness(s)
+        if not k_plus.numel():  # a rank may have no part of a small tensor
+            return k_plus.new_zeros(())
+        return 2 * torch.maximum(k_minus.max(), k_plus.max())
 
     def importance(self, s: S) -> Tensor:
         omega: Tensor = s.omega
@@ -358,6 +361,23 @@ def two_sided_spring_grad(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:
         return (k_plus * d).mul_(2)
     left = d.clamp(max=0).mul_(k_minus)
     return d.clamp(min=0).mul_(k_plus).add_(left).mul_(2)
+
+
+def capped(k_minus: Tensor, k_plus: Tensor, most: float | Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return springs that are no stiffer than a limit.
+
+    Args:
+        k_minus: k⁻.
+        k_plus: k⁺; the tensor ``k_minus`` itself makes one spring of the two.
+        most: The largest curvature, which is 2k of a spring k·d²; None for no limit.
+
+    Returns:
+        (k⁻, k⁺), one tensor twice if they were.
+    """
+    if most is None:
+        return k_minus, k_plus
+    right = k_plus.clamp(max=most / 2)
+    return right if k_minus is k_plus else k_minus.clamp(max=most / 2), right
 
 
 def add_to_path_(omega: Tensor, g: Tensor, theta_before: Tensor, theta: Tensor) -> None:

@@ -5,51 +5,100 @@ r"""Synaptic intelligence (Zenke, Poole and Ganguli, ICML 2017), in the notation
     \tilde{\mathcal L}^n &= \mathcal L^n + c \sum_k \hat\Omega_k^{n-1} (\theta_k - \hat\theta_k^{n-1})^2  && (1)
 
     \hat\Omega_k^n &= \frac{\omega_k^n}{(\hat\theta_k^n - \hat\theta_k^{n-1})^2 + \xi} + \hat\Omega_k^{n-1}  && (3)
+
+ξ has to be of the size of the squared moves, which differ a hundredfold between networks, optimizers and tensors. So a
+tensor of K weights sets its own, ``xi="auto"``:
+
+.. math::
+
+    \xi^n = 3 \sum_{m \le n} \frac{1}{K} \sum_k (\hat\theta_k^m - \hat\theta_k^{m-1})^2
+
+It grows with the tasks: what has to leave room for many more is held less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from alasso.methods.base import PathState, Setting, Springs, check_non_negative
+from alasso.errors import AlassoError
+from alasso.methods.base import Setting, Springs, check_non_negative
 from alasso.regularizer import Regularizer
+
+Xi = float | Literal["auto"]
+
+#: ξ = "auto" in mean squared moves: fewer protect the first of two tasks more, more leave a long stream more room.
+MOVES = 3.0
+
+
+class PathState(NamedTuple):
+    """State of one tensor.
+
+    Attributes:
+        anchor: θ̂, where the spring is fixed.
+        omega: Ω ≥ 0, how important the weight is.
+        path: ω, summed since the last consolidation.
+        moves: The tensor's mean squared move in a task, summed over tasks; one number.
+    """
+
+    anchor: Tensor
+    omega: Tensor
+    path: Tensor
+    moves: Tensor
 
 
 @dataclass(frozen=True)
 class SISurrogate(Springs[PathState]):
     """SI's settings and functions; :class:`SI` explains the settings."""
 
-    c: float = 0.1
-    xi: float = 0.1
+    c: float = 1.0
+    xi: Xi = "auto"
 
     State: ClassVar[type] = PathState
     observes_path: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_non_negative(c=self.c, xi=self.xi)
+        check_non_negative(c=self.c)
+        check_xi(self.xi)
 
     def init(self, theta: Tensor) -> PathState:
         zero = torch.zeros_like(theta)
-        return PathState(anchor=theta.clone(), omega=zero, path=zero.clone())
+        return PathState(anchor=theta.clone(), omega=zero, path=zero.clone(), moves=theta.new_zeros(()))
 
     def stiffness(self, s: PathState) -> tuple[Tensor, Tensor]:
         k = self.c * s.omega
         return k, k
 
     def consolidate(self, s: PathState, theta: Tensor, importance: Tensor | None = None) -> PathState:
-        omega = accumulated_omega(s.omega, s.path, theta - s.anchor, self.xi)
-        return PathState(anchor=theta.clone(), omega=omega, path=torch.zeros_like(s.path))
+        xi = MOVES * s.moves if self.xi == "auto" else self.xi
+        omega = accumulated_omega(s.omega, s.path, theta - s.anchor, xi)
+        return PathState(anchor=theta.clone(), omega=omega, path=torch.zeros_like(s.path), moves=s.moves.clone())
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> PathState:
         return self.init(theta)._replace(omega=importance.clone())
 
 
-def accumulated_omega(Omega: Tensor, omega: Tensor, moved: Tensor, xi: float) -> Tensor:
+def check_xi(xi: object) -> None:
+    """Refuse what is no ξ.
+
+    Args:
+        xi: The setting.
+
+    Raises:
+        AlassoError: It is neither "auto" nor a number in its range.
+    """
+    if isinstance(xi, str):
+        if xi != "auto":
+            raise AlassoError(f'xi must be "auto" or a number, not {xi!r}')
+    else:
+        check_non_negative(xi=xi)
+
+
+def accumulated_omega(Omega: Tensor, omega: Tensor, moved: Tensor, xi: float | Tensor) -> Tensor:
     """Return Ω by Eq. 3. A negative ω lowers Ω, but never below zero: SI's authors rectify the whole sum.
 
     Args:
@@ -85,7 +134,8 @@ class SI(Regularizer):
     Args:
         model: The model to protect.
         c: Strength of the penalty, Eq. 1.
-        xi: Damping of weights that hardly moved, Eq. 3.
+        xi: Damping of weights that hardly moved, Eq. 3. "auto": three times the tensor's mean squared move in a
+            task, summed over tasks. A number is the same for all tensors and tasks; SI's authors used 0.1 with c = 0.1.
         exclude: Shell-style patterns of parameter names to leave alone.
 
     Raises:
@@ -94,7 +144,7 @@ class SI(Regularizer):
 
     method = "SI"
     c = Setting[float]()
-    xi = Setting[float]()
+    xi = Setting[Xi]()
 
-    def __init__(self, model: nn.Module, c: float = 0.1, xi: float = 0.1, *, exclude: str | Iterable[str] = ()) -> None:
+    def __init__(self, model: nn.Module, c: float = 1.0, xi: Xi = "auto", *, exclude: str | Iterable[str] = ()) -> None:
         super().__init__(model, SISurrogate(c, xi), exclude)

@@ -111,7 +111,7 @@ def test_the_papers_experiments_are_all_there():
 def test_the_ablations_are_those_of_the_library():
     found, model = read_experiments(PAPER)["mnist-30"], nn.Linear(2, 2)
     for run, preset in (("asymmetric-only", ALASSO.asymmetric_only), ("accurate-only", ALASSO.accurate_only)):
-        settings, library = found.config(run).settings, preset(model, unmoved="moved_right").surrogate
+        settings, library = found.config(run).settings, preset(model, xi=0.1).surrogate
         assert all(getattr(library, name) == settings[name] for name in METHODS["alasso"].settings)
 
 
