@@ -7,6 +7,7 @@ tasks and all weights and left to autograd. Loops over tensors, stores whatever 
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 
@@ -20,6 +21,7 @@ class Reference:
         self.path = [torch.zeros_like(p) for p in self.parameters]
         self.start = [p.detach().clone() for p in self.parameters]
         self.memories = []  # one dict a consolidated task; which of them count depends on the method
+        self.steps, self.late = 0, [None for _ in self.parameters]  # ‖g‖² at the last of the steps 1, 2, 4, 8, …
 
     # -- the penalty, as the papers write it -----------------------------------------------------------------
 
@@ -64,6 +66,9 @@ class Reference:
             closure()
         task = [None if p.grad is None else p.grad.clone() for p in self.parameters]
         before = [p.detach().clone() for p in self.parameters]
+        if self.steps + 1 in {2**k for k in range(20)}:
+            self.late = [old if g is None else float((g**2).sum()) for g, old in zip(task, self.late, strict=True)]
+        self.steps += 1
         extra = torch.autograd.grad(self.penalty(), self.parameters)
         for p, g in zip(self.parameters, extra, strict=True):
             if p.grad is not None:
@@ -83,26 +88,30 @@ class Reference:
         theta = [p.detach().clone() for p in self.parameters]
         memory = {"theta": theta, "before": self.start, "importance": importance}
         last = self.memories[-1] if self.memories else None
-        memory["Omega"] = [self.new_importance(i, theta[i], last, importance) for i in range(len(theta))]
+        memory["xi"] = [self.xi(i, theta[i], last) for i in range(len(theta))]
+        memory["Omega"] = [
+            self.new_importance(i, theta[i], last, importance, memory["xi"][i]) for i in range(len(theta))
+        ]
         self.memories.append(memory)
         self.start = theta
-        self.path = [torch.zeros_like(p) for p in self.path]
+        self.path, self.steps = [torch.zeros_like(p) for p in self.path], 0
 
-    def xi(self, i, theta):
-        """ξ of a tensor: the setting, or three times its mean squared moves of all tasks."""
-        if self.h["xi"] != "auto":
-            return self.h["xi"]
-        ends = [memory["theta"][i] for memory in self.memories] + [theta]
-        begins = [memory["before"][i] for memory in self.memories] + [self.start[i]]
-        return 3 * sum(float(((end - begin) ** 2).mean()) for begin, end in zip(begins, ends, strict=True))
+    def xi(self, i, theta, last):
+        """ξ of a tensor: the setting, or 1.5 mean squared moves a task, more for a noisy path."""
+        if self.h.get("xi") != "auto":
+            return self.h.get("xi")
+        move = float(((theta - self.start[i]) ** 2).sum())
+        most = math.sqrt((self.late[i] or 0.0) * move)
+        noise = max(float(self.path[i].sum()) / most, 1.0) if most else 1.0
+        return (last["xi"][i] if last else 0.0) + 1.5 * noise * move / theta.numel()
 
-    def new_importance(self, i, theta, last, importance):
+    def new_importance(self, i, theta, last, importance, xi):
         old = last["Omega"][i] if last else torch.zeros_like(theta)
         if self.kind in ("EWC", "MAS"):
             return old + importance[i]
         if self.kind == "OnlineEWC":
             return self.h["gamma"] * old + importance[i]
-        distance = (theta - self.start[i]) ** 2 + self.xi(i, theta)
+        distance = (theta - self.start[i]) ** 2 + xi
         if self.kind == "SI" or self.h.get("omega_rule") == "si":
             return torch.clamp(old + self.path[i] / distance, min=0)
         past = torch.zeros_like(theta)

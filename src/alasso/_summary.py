@@ -43,6 +43,11 @@ FAR, NEAR = 5.0, 0.1  # moves within reach: more is too weak, less is nearly fro
 WIDTH, MOST_ROWS = 80, 24
 
 
+def is_looked_at(steps: int) -> bool:
+    """Return whether gradients are looked at in the step that follows this many: in the steps 1, 2, 4, 8 and so on."""
+    return steps & (steps + 1) == 0
+
+
 class Notes:
     """What a regularizer notes of its tasks for the summary: two numbers and a word for each tensor.
 
@@ -243,7 +248,7 @@ def typical(ratios: Iterable[float]) -> float:
 
 
 def log_verdict(regularizer: Regularizer) -> None:
-    """Log the verdict where somebody listens; a sharded model's ranks would have to agree on that, and are silent."""
-    if log.isEnabledFor(logging.INFO) and not any(is_sharded(parameter) for _, parameter in regularizer.protected):
+    """Log the verdict; a sharded model's ranks would have to agree on who listens, and are silent."""
+    if not any(is_sharded(parameter) for _, parameter in regularizer.protected):
         summary = summary_of(regularizer)
         log.info("%s after task %d: %s", summary.method, summary.tasks, summary.sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, replace
+from logging import INFO
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -15,10 +16,10 @@ from alasso._distributed import as_sharded, local, sum_over_shards, total_of
 from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
 from alasso._step_hooks import StepHooks, base_optimizer
-from alasso._summary import Notes, Summary, log_verdict, summary_of
+from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
 from alasso.importance._objectives import Loss
-from alasso.methods.base import Surrogate, check_choice, check_non_negative, check_spelling
+from alasso.methods.base import Surrogate, check_choice, check_non_negative, check_spelling, noisy_move
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,13 +160,12 @@ class Regularizer:
         Args:
             optimizer: The one that makes it.
         """
-        steps = self.steps
-        if steps == 0:
+        if self.steps == 0:
             self._before_first_step()
-        if is_early := steps & (steps + 1) == 0:  # in the steps 1, 2, 4, 8, …
+        if is_early := is_looked_at(self.steps):
             self.notes.see_gradients(self.protected, optimizer)
-        if is_early or steps % CHECK_EVERY == CHECK_EVERY - 1:
-            self.protected.check_finite(steps + 1)
+        if is_early or self.steps % CHECK_EVERY == CHECK_EVERY - 1:
+            self.protected.check_finite(self.steps + 1)
 
     @torch.no_grad()
     def _before_first_step(self) -> None:
@@ -201,9 +201,11 @@ class Regularizer:
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
-                moves[name] = sum_over_shards((theta - state.anchor).square().sum(), parameter)
+                sums = torch.stack([(theta - state.anchor).square().sum(), getattr(state, "path", theta).sum()])
+                moves[name], drop = sum_over_shards(sums, parameter)
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
-                    state = state._replace(moves=state.moves + moves[name] / max(parameter.numel(), 1))
+                    move = noisy_move(moves[name], drop, self.notes.gradient.get(name))
+                    state = state._replace(moves=state.moves + move / max(parameter.numel(), 1))
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
                 stiffness = protected.surrogate.typical_stiffness(new_states[name])
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
@@ -214,7 +216,8 @@ class Regularizer:
         self.notes.task_ends(moves)
         self.tasks, self.steps = self.tasks + 1, 0
         self._penalty_was_taken = self._was_loaded = False
-        log_verdict(self)
+        if log.isEnabledFor(INFO):
+            log_verdict(self)
 
     def state_at_end(self, name: str) -> Any:
         """Return the state that a task ends with, before it is consolidated.
@@ -244,8 +247,8 @@ class Regularizer:
         if (own.observes_path or own.learns_from_steps) and self.steps == 0:
             since = " since the last one" if self.tasks else ""
             what_to_do = "train with the optimizer that is attached" if self._attached else "call attach(optimizer)"
-            why = "(a copied optimizer loses its hooks)"
-            raise AlassoError(f"consolidate() has seen no optimizer step{since}; {what_to_do} before it {why}")
+            what_to_do += " before it (a copied optimizer loses its hooks)"
+            raise AlassoError(f"consolidate() has seen no optimizer step{since}; {what_to_do}")
         if self.tasks and not (self.steps or self.is_attached or self._penalty_was_taken):
             warn(
                 f"{type(self).__name__} is attached to no optimizer, and penalty() was part of no loss: nothing "
@@ -345,10 +348,8 @@ class Regularizer:
         self._penalty_was_taken |= torch.is_grad_enabled()
         if None in map(self.protected.name_of, self.protected.named().values()):
             self.look()  # a head grew or was replaced
-        terms = []
-        for name, p in self.protected:
-            state = self.protected.state_of(name, p)
-            terms.append((self.surrogate.penalty(local(p).to(state.anchor.dtype), state), p))
+        states = [(p, self.protected.state_of(name, p)) for name, p in self.protected]
+        terms = [(self.surrogate.penalty(local(p).to(s.anchor.dtype), s), p) for p, s in states]
         total = total_of(terms) if terms else torch.zeros(())
         if self.is_attached and total.requires_grad:
             total.register_hook(self._warn_that_it_counts_twice)

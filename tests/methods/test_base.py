@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from alasso import AlassoError
 from alasso.methods.alasso import NO_PAST, AlassoState, AlassoSurrogate
-from alasso.methods.base import AnchorState, add_to_path_
+from alasso.methods.base import AnchorState, add_to_path_, noisy_move
 from alasso.methods.ewc import EWCState, EWCSurrogate, OnlineEWCSurrogate
 from alasso.methods.mas import MASSurrogate
 from alasso.methods.si import PathState, SISurrogate
@@ -185,3 +185,13 @@ def test_ewc_single_spring_equals_the_sum_over_all_tasks_also_in_value():
 def test_bad_settings_are_named(make, word):
     with pytest.raises(AlassoError, match=word):
         make()
+
+
+@pytest.mark.parametrize(
+    ("path", "gradient", "times"),
+    [(30.0, 4.0, 5.0), (3.0, 4.0, 1.0), (-7.0, 4.0, 1.0), (30.0, 0.0, 1.0), (30.0, None, 1.0)],
+)
+def test_a_move_counts_more_the_noisier_its_path_was(path, gradient, times):
+    """‖d‖ = 3 and ‖g‖ = 2: a straight path lowers the loss by 6 at most."""
+    gradient = None if gradient is None else torch.tensor(gradient)
+    assert float(noisy_move(torch.tensor(9.0), torch.tensor(path), gradient)) == 9.0 * times

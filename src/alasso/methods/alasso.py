@@ -55,7 +55,7 @@ class AlassoState(NamedTuple):
         omega: Ω ≥ 0, how important the weight is.
         path: ω of the running task.
         side: Where the observed side lies, in int8: −1 left, +1 right, 0 neither; NO_PAST: no surrogate.
-        moves: The tensor's mean squared move in a task, summed over tasks; one number.
+        moves: The tensor's mean squared move in a task, times r, summed over tasks; one number.
     """
 
     anchor: Tensor
@@ -234,7 +234,7 @@ class ALASSO(Regularizer):
         c_prime: The decoupled c of Eq. 12. Set it to ``c`` for no decoupling.
         epsilon: Least stiffness of the unseen side, Eq. 5.
         epsilon_prime: The decoupled ε of Eq. 12. Set it to ``epsilon`` for no decoupling.
-        xi: Added to the squared distance in Eq. 7's denominator. "auto": three times the tensor's mean squared move in
+        xi: Added to the squared distance in Eq. 7's denominator. "auto": 1.5 times the tensor's mean squared move in
             a task, summed over tasks. A number is the same for all tensors and tasks.
         monotone: Whether Ω by Eq. 7 never falls. Not in the paper's text, but its published numbers need it.
         omega_rule: "accurate" is Eq. 7; "si" is SI's Eq. 3, which adds to the Ω before.

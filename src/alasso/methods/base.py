@@ -60,7 +60,7 @@ class Surrogate(ABC, Generic[S]):
 
     Attributes:
         State: The NamedTuple of tensors kept for each parameter; it has the field ``anchor``, of θ's shape. To a field
-            ``moves``, a number, the end of a task adds the mean squared move of all of θ, whatever the shards.
+            ``moves``, a number, the end of a task adds :func:`noisy_move` over θ's size, whatever the shards.
         partial: Fields that are sums over θ: of a sharded θ, each rank holds its own shard's part of them.
         ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
@@ -410,6 +410,23 @@ def require_importance(importance: Tensor | None) -> Tensor:
     if importance is None:
         raise AlassoError("this method needs an importance measured on data; pass consolidate() the task's loader")
     return importance
+
+
+def noisy_move(move: Tensor, path: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return a tensor's squared move in a task, the larger the noisier its path was.
+
+    Along a straight path a gradient g lowers the loss by ‖g‖ ‖d‖ at most. Where Σ ω says more, it has counted noise.
+
+    Args:
+        move: ‖d‖².
+        path: Σ ω over the tensor's weights.
+        gradient: ‖g‖² of a step late in the task, if one was looked at.
+
+    Returns:
+        ‖d‖² · max(Σ ω / (‖g‖ ‖d‖), 1).
+    """
+    most = (move * (0.0 if gradient is None else gradient.to(move))).sqrt()
+    return torch.where(most > 0, move * (path / most).clamp(min=1), move)
 
 
 def require_loader(loader: Iterable[Any] | None, method: str) -> Iterable[Any]:

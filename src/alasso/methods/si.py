@@ -11,9 +11,11 @@ tensor of K weights sets its own, ``xi="auto"``:
 
 .. math::
 
-    \xi^n = 3 \sum_{m \le n} \frac{1}{K} \sum_k (\hat\theta_k^m - \hat\theta_k^{m-1})^2
+    \xi^n = \tfrac32 \sum_{m \le n} \frac{r^m}{K} \lVert d^m \rVert^2, \qquad
+    r^m = \max\left(\frac{\sum_k \omega_k^m}{\lVert g \rVert \, \lVert d^m \rVert}, \; 1\right),
 
-It grows with the tasks: what has to leave room for many more is held less.
+with d its move in a task and g a gradient late in it. r is one for a straight path; beyond that, ω has counted noise,
+up to thirty times under SGD with large steps. ξ grows with the tasks: what has to leave room for more is held less.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from alasso.regularizer import Regularizer
 Xi = float | Literal["auto"]
 
 #: ξ = "auto" in mean squared moves: fewer protect the first of two tasks more, more leave a long stream more room.
-MOVES = 3.0
+MOVES = 1.5
 
 
 class PathState(NamedTuple):
@@ -42,7 +44,7 @@ class PathState(NamedTuple):
         anchor: θ̂, where the spring is fixed.
         omega: Ω ≥ 0, how important the weight is.
         path: ω, summed since the last consolidation.
-        moves: The tensor's mean squared move in a task, summed over tasks; one number.
+        moves: The tensor's mean squared move in a task, times r, summed over tasks; one number.
     """
 
     anchor: Tensor
@@ -134,7 +136,7 @@ class SI(Regularizer):
     Args:
         model: The model to protect.
         c: Strength of the penalty, Eq. 1.
-        xi: Damping of weights that hardly moved, Eq. 3. "auto": three times the tensor's mean squared move in a
+        xi: Damping of weights that hardly moved, Eq. 3. "auto": 1.5 times the tensor's mean squared move in a
             task, summed over tasks. A number is the same for all tensors and tasks; SI's authors used 0.1 with c = 0.1.
         exclude: Shell-style patterns of parameter names to leave alone.
 

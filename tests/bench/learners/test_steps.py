@@ -62,7 +62,8 @@ def test_each_size_of_batch_is_replayed_on_its_own_examples(method):
     """1,437 examples make 14 batches of 100 and one of 37."""
     config = small(method, tasks=2, epochs=4, batch_size=100, hidden=8)
     (direct, one_by_one), (recorded, replayed) = trained(Steps, config), trained(Replayed, config)
-    assert replayed.replays == 2 * 4 * 15 - 2 * 2 * WARM_UP
+    looked_at = sum(i >= WARM_UP for i in (0, 1, 3, 7, 15, 31)) if hasattr(direct, "regularizer") else 0
+    assert replayed.replays == 2 * 4 * 15 - 2 * 2 * WARM_UP - 2 * looked_at
     assert same(weights(direct.model), weights(recorded.model)) and one_by_one.loss_sum == replayed.loss_sum
     if hasattr(direct, "regularizer"):
         assert direct.regularizer.steps == recorded.regularizer.steps

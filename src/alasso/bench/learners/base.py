@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import alasso.optim
 from alasso import IMM
+from alasso._summary import is_looked_at
 from alasso.bench.config import RunConfig
 from alasso.bench.learners import fits
 from alasso.bench.learners.replay import EpisodicMemory, Mixture, even_mixture, mixed_in_one_go, only_own_head
@@ -131,6 +132,11 @@ class Learner:
     def step_kind(self) -> int:
         """Which kind of step comes next; a graph records one."""
         return 0
+
+    @property
+    def looks(self) -> bool:
+        """Whether Python has to see the step that comes next."""
+        return False
 
     def noted_steps(self, count: int) -> None:
         """``count`` steps were replayed from a graph, unseen by Python."""
@@ -266,6 +272,10 @@ class Regularized(Learner):
     @property
     def step_kind(self) -> int:
         return self.regularizer.step_kind
+
+    @property
+    def looks(self) -> bool:
+        return is_looked_at(self.regularizer.steps)
 
     def noted_steps(self, count: int) -> None:
         self.regularizer.steps += count

@@ -34,7 +34,7 @@ class Steps:
 
 
 class RecordedSteps(Steps):
-    """Steps replayed from a CUDA graph; the first few of a task are made one by one.
+    """Steps replayed from a CUDA graph; a few of a task are made one by one: the first, and those to be looked at.
 
     Each task has its own graphs, with their own memory, for each size of batch, since the last one of an epoch is
     smaller, and for each kind of step that the method has.
@@ -57,7 +57,7 @@ class RecordedSteps(Steps):
     def step(self, i: int) -> None:
         plan = self.plans[i]
         kind = (self.learner.step_kind, *(len(part) for part in plan if part is not None))
-        if self.made[kind] < WARM_UP:
+        if self.made[kind] < WARM_UP or self.learner.looks:
             self.made[kind] += 1
             self.warm_up(plan)
             return
