@@ -97,13 +97,13 @@ class Reference:
         self.path, self.steps = [torch.zeros_like(p) for p in self.path], 0
 
     def xi(self, i, theta, last):
-        """ξ of a tensor: the setting, or 1.5 mean squared moves a task, more for a noisy path."""
+        """ξ of a tensor: the setting, or a mean squared move a task, more for a noisy path."""
         if self.h.get("xi") != "auto":
             return self.h.get("xi")
         move = float(((theta - self.start[i]) ** 2).sum())
         most = math.sqrt((self.late[i] or 0.0) * move)
         noise = max(float(self.path[i].sum()) / most, 1.0) if most else 1.0
-        return (last["xi"][i] if last else 0.0) + 1.5 * noise * move / theta.numel()
+        return (last["xi"][i] if last else 0.0) + noise * move / theta.numel()
 
     def new_importance(self, i, theta, last, importance, xi):
         old = last["Omega"][i] if last else torch.zeros_like(theta)

@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 log = logging.getLogger("alasso")
 
-SHARE = 0.3  # of the limit that a penalty may take; the task's own curvature needs some, too
+SHARE = 0.5  # of the limit that a penalty may take; the task's own curvature needs some, too
 
 
 class Limits:
