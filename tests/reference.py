@@ -21,7 +21,7 @@ class Reference:
         self.path = [torch.zeros_like(p) for p in self.parameters]
         self.start = [p.detach().clone() for p in self.parameters]
         self.memories = []  # one dict a consolidated task; which of them count depends on the method
-        self.steps, self.late = 0, [None for _ in self.parameters]  # ‖g‖² at the last of the steps 1, 2, 4, 8, …
+        self.steps, self.steepest = 0, [0.0 for _ in self.parameters]  # largest ‖g‖² of the steps 1, 2, 4, 8, …
 
     # -- the penalty, as the papers write it -----------------------------------------------------------------
 
@@ -67,7 +67,8 @@ class Reference:
         task = [None if p.grad is None else p.grad.clone() for p in self.parameters]
         before = [p.detach().clone() for p in self.parameters]
         if self.steps + 1 in {2**k for k in range(20)}:
-            self.late = [old if g is None else float((g**2).sum()) for g, old in zip(task, self.late, strict=True)]
+            seen = [0.0 if g is None else float((g**2).sum()) for g in task]
+            self.steepest = list(map(max, self.steepest, seen))
         self.steps += 1
         extra = torch.autograd.grad(self.penalty(), self.parameters)
         for p, g in zip(self.parameters, extra, strict=True):
@@ -95,15 +96,16 @@ class Reference:
         self.memories.append(memory)
         self.start = theta
         self.path, self.steps = [torch.zeros_like(p) for p in self.path], 0
+        self.steepest = [0.0 for _ in self.parameters]
 
     def xi(self, i, theta, last):
-        """ξ of a tensor: the setting, or a mean squared move a task, more for a noisy path."""
+        """ξ of a tensor: the setting, or 1.5 mean squared moves a task, more for a noisy path."""
         if self.h.get("xi") != "auto":
             return self.h.get("xi")
         move = float(((theta - self.start[i]) ** 2).sum())
-        most = math.sqrt((self.late[i] or 0.0) * move)
+        most = math.sqrt(self.steepest[i] * move)
         noise = max(float(self.path[i].sum()) / most, 1.0) if most else 1.0
-        return (last["xi"][i] if last else 0.0) + noise * move / theta.numel()
+        return (last["xi"][i] if last else 0.0) + 1.5 * noise * move / theta.numel()
 
     def new_importance(self, i, theta, last, importance, xi):
         old = last["Omega"][i] if last else torch.zeros_like(theta)

@@ -186,7 +186,7 @@ class Batch:
         self._grads = [piece.of(grad) for piece in self._pieces if (grad := piece.work.parameter.grad) is not None]
         torch._foreach_copy_(self._total, self._grads)
         most = self._limits.below(self._stiffest, self._group) if self._stiffest else None
-        if most is not self._capped[0] and most != self._capped[0]:
+        if isinstance(most, Tensor) or most != self._capped[0]:  # a tensor is not looked into
             self._capped = most, [capped_springs(springs, most) for springs in self._springs]
         for anchor, k_plus, more_left in self._capped[1]:
             d = torch._foreach_sub(self._theta, anchor)

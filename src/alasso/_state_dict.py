@@ -138,9 +138,9 @@ def _check_notes(notes: object, protected: Mapping[str, nn.Parameter]) -> None:
     if not isinstance(notes, Mapping) or not set(notes) <= set(protected):
         raise AlassoError("not a saved regularizer: its notes are not on these parameters")
     for name, note in notes.items():
-        if not isinstance(note, Mapping) or set(note) != {"gradient", "moved", "factors"}:
+        if not isinstance(note, Mapping) or set(note) != {"gradient", "steepest", "moved", "factors"}:
             raise AlassoError(f"not a saved regularizer: its notes on {name} are not those of a regularizer")
-        for field in ("gradient", "moved"):  # a gradient may have been infinite, and its step skipped
+        for field in ("gradient", "steepest", "moved"):  # a gradient may have been infinite, and its step skipped
             length = note[field]
             if not isinstance(length, Tensor) or not is_plain(length) or length.dtype not in FLOATS or length.dim():
                 raise AlassoError(f"not a saved regularizer: its note {field} on {name} is not a number")

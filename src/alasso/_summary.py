@@ -53,27 +53,38 @@ class Notes:
 
     Attributes:
         gradient: {name: ‖g‖²} of the task's loss, at the last step that was looked at.
+        steepest: {name: ‖g‖²} of the task's loss, the largest of the task.
         moved: {name: ‖d‖²} of the farthest move that a task has made.
         factors: {name: where the factors of its curvature are from}, for a method that has some.
     """
 
     def __init__(self) -> None:
         self.gradient: dict[str, Tensor] = {}
+        self.steepest: dict[str, Tensor] = {}
+        self._earlier: dict[str, Tensor] = {}  # the steepest before the step that was looked at last
+        self._looked_at = -1
         self.moved: dict[str, Tensor] = {}
         self.factors: dict[str, str] = {}
 
     @torch.no_grad()
-    def see_gradients(self, parameters: Iterable[tuple[str, nn.Parameter]], optimizer: Optimizer) -> None:
-        """Note the gradients of a step that is about to be made."""
+    def see_gradients(self, parameters: Iterable[tuple[str, nn.Parameter]], optimizer: Optimizer, steps: int) -> None:
+        """Note the gradients of a step that this optimizer is about to make, after so many; anew if that one raised."""
+        if steps != self._looked_at:
+            self._looked_at, self._earlier = steps, dict(self.steepest)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         for name, parameter in parameters:
-            if parameter.grad is not None and not is_recording(parameter.device):
+            if id(parameter) in held and parameter.grad is not None and not is_recording(parameter.device):
                 g = task_gradient(local(parameter.grad).to_dense(), 1.0 if scale is None else scale, found_inf)
                 length = torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
-                self.gradient[name] = sum_over_shards(length.square(), parameter)
+                self.gradient[name] = now = sum_over_shards(length.square(), parameter)
+                before = self._earlier.get(name)
+                self.steepest[name] = now if before is None else torch.maximum(now, before.to(now))
 
     def task_ends(self, moves: Mapping[str, Tensor]) -> None:
-        """Note each tensor's ‖d‖²."""
+        """Note each tensor's ‖d‖²; the next task has a steepest gradient of its own."""
+        self.steepest.clear()
+        self._looked_at = -1
         for name, move in moves.items():
             before = self.moved.get(name)
             self.moved[name] = move if before is None else torch.maximum(move, before.to(move.device))
@@ -81,12 +92,12 @@ class Notes:
     def of(self, name: str, state: Any) -> dict[str, Any]:
         """Return the notes on one tensor as they are saved beside its state; zero and no word where there are none."""
         none = state.anchor.new_zeros(())
-        numbers = {field: getattr(self, field).get(name, none).to(none) for field in ("gradient", "moved")}
+        numbers = {field: getattr(self, field).get(name, none).to(none) for field in ("gradient", "steepest", "moved")}
         return {**numbers, "factors": self.factors.get(name, "")}
 
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what :meth:`of` returned, by name."""
-        for field in ("gradient", "moved", "factors"):
+        for field in ("gradient", "steepest", "moved", "factors"):
             setattr(self, field, {name: note[field] for name, note in saved.items()})
 
 

@@ -182,6 +182,8 @@ def tune(
         else:
             ask(study, setting, trials, trained, trainings)
     found = Tuned(setting, tuple(trials), method)
+    if trials[0].strength == 0:
+        raise AlassoError(f"the method's own {setting} is 0, from which no climb leads up; give it another")
     if found.best.score == -math.inf:
         raise AlassoError(f"all {len(trials)} trainings diverged; try a smaller learning rate")
     return found

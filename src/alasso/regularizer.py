@@ -162,8 +162,8 @@ class Regularizer:
         """
         if self.steps == 0:
             self._before_first_step()
-        if is_early := is_looked_at(self.steps):
-            self.notes.see_gradients(self.protected, optimizer)
+        if is_early := is_looked_at(self.steps // max(len(self._attached), 1)):
+            self.notes.see_gradients(self.protected, optimizer, self.steps)
         if is_early or self.steps % CHECK_EVERY == CHECK_EVERY - 1:
             self.protected.check_finite(self.steps + 1)
 
@@ -204,7 +204,7 @@ class Regularizer:
                 sums = torch.stack([(theta - state.anchor).square().sum(), getattr(state, "path", theta).sum()])
                 moves[name], drop = sum_over_shards(sums, parameter)
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
-                    move = noisy_move(moves[name], drop, self.notes.gradient.get(name))
+                    move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
                     state = state._replace(moves=state.moves + move / max(parameter.numel(), 1))
                 new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
                 stiffness = protected.surrogate.typical_stiffness(new_states[name])

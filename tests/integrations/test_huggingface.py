@@ -270,7 +270,8 @@ def test_a_damaged_state_is_refused_in_one_line_and_nothing_changes(tmp_path):
             refused += 1
         assert digest_of(keep.regularizer.state_dict()) == before
     assert refused > 100
-    for damaged in (b"", content[:-100], content[100:], b"x" * 1000):
+    cuts = [content[:size] for size in range(0, len(content), 499)]
+    for damaged in (*cuts, content[:-100], content[100:], b"x" * 1000):
         path.write_bytes(damaged)
         with pytest.raises(AlassoError, match="damaged; resume from another checkpoint"):
             keep._load(tmp_path)

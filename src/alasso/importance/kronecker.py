@@ -230,7 +230,7 @@ def spread(packed: Tensor) -> tuple[Tensor, Tensor]:
     """
     B, rho = packed[:, :-1].double(), packed[:, -1].double()
     squares = B.square().sum(1)
-    mean = (squares + rho).mean()
+    mean = (squares + rho).sum() / max(len(rho), 1)  # a rank may have none of a small tensor
     if not bool(mean > 0):
         return mean.to(packed.dtype), mean.to(packed.dtype)
     rms = (((B.mT @ B).square().sum() + (2 * rho * squares + rho.square()).sum()) / len(packed)).sqrt()

@@ -7,6 +7,7 @@ for domain in domains:
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 from collections.abc import Mapping
@@ -200,7 +201,9 @@ def _read_state(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     if (folder / FILE).is_file():
         try:
             loaded: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's word, not the unzipper's
+                raise
             raise AlassoError(f"{folder / FILE} is damaged; resume from another checkpoint") from error
         check_digest(loaded, str(folder / FILE))
         return loaded

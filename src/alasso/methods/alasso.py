@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from alasso.errors import AlassoError
 from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, two_sided_spring
-from alasso.methods.si import Xi, accumulated_omega, check_xi, ratio_or
+from alasso.methods.si import MOVES, Xi, accumulated_omega, check_xi, ratio_or
 from alasso.regularizer import Regularizer
 
 OmegaRule = Literal["accurate", "si"]
@@ -118,7 +118,7 @@ class AlassoSurrogate(Springs[AlassoState]):
 
     def consolidate(self, s: AlassoState, theta: Tensor, importance: Tensor | None = None) -> AlassoState:
         moved = theta - s.anchor
-        xi = s.moves if self.xi == "auto" else self.xi
+        xi = MOVES * s.moves if self.xi == "auto" else self.xi
         if self.omega_rule == "si":
             omega = accumulated_omega(s.omega, s.path, moved, xi)
         else:
@@ -234,7 +234,7 @@ class ALASSO(Regularizer):
         c_prime: The decoupled c of Eq. 12. Set it to ``c`` for no decoupling.
         epsilon: Least stiffness of the unseen side, Eq. 5.
         epsilon_prime: The decoupled ε of Eq. 12. Set it to ``epsilon`` for no decoupling.
-        xi: Added to the squared distance in Eq. 7's denominator. "auto": the tensor's mean squared move in
+        xi: Added to the squared distance in Eq. 7's denominator. "auto": 1.5 times the tensor's mean squared move in
             a task, summed over tasks. A number is the same for all tensors and tasks.
         monotone: Whether Ω by Eq. 7 never falls. Not in the paper's text, but its published numbers need it.
         omega_rule: "accurate" is Eq. 7; "si" is SI's Eq. 3, which adds to the Ω before.

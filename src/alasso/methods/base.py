@@ -312,7 +312,7 @@ class Springs(Surrogate[S]):
             One factor of d², twice.
         """
         k_minus, k_plus = self.stiffness(s)
-        k = (k_minus.mean() + k_plus.mean()) / 2
+        k = (k_minus + k_plus).sum() / max(2 * k_plus.numel(), 1)  # a rank may have none of a small tensor
         return k, k
 
 
@@ -415,12 +415,12 @@ def require_importance(importance: Tensor | None) -> Tensor:
 def noisy_move(move: Tensor, path: Tensor, gradient: Tensor | None) -> Tensor:
     """Return a tensor's squared move in a task, the larger the noisier its path was.
 
-    Along a straight path a gradient g lowers the loss by ‖g‖ ‖d‖ at most. Where Σ ω says more, it has counted noise.
+    A straight path lowers the loss by ‖g‖ ‖d‖ at most, with its steepest g. Where Σ ω says more, it has counted noise.
 
     Args:
         move: ‖d‖².
         path: Σ ω over the tensor's weights.
-        gradient: ‖g‖² of a step late in the task, if one was looked at.
+        gradient: ‖g‖² of the steepest step that was looked at, if one was.
 
     Returns:
         ‖d‖² · max(Σ ω / (‖g‖ ‖d‖), 1).

@@ -461,10 +461,11 @@ class KronALASSO(Regularizer):
             return task_gradient(local(p.grad).detach(), 1.0 if scale is None else scale, found_inf)
 
         held = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        trained = {name: p for p in held if (name := self.protected.name_of(p)) is not None}
-        states = {name: self.protected.state_of(name, p) for name, p in trained.items()}
-        if not trained:
+        if not (trained := {name: p for p in held if (name := self.protected.name_of(p)) is not None}):
             return
+        states = {name: self.protected.state_of(name, p) for name, p in trained.items()}
+        if sparse := [name for name, p in trained.items() if p.grad is not None and p.grad.is_sparse]:
+            raise AlassoError(f"{sparse[0]} has a sparse gradient, which tells no factors; use sparse=False")
         loss = self.taps.loss_scale(gradient_of, self.protected.states, next(iter(states.values())).anchor)
         seen = self.taps.take(trained, states)
         for name, p in trained.items():

@@ -11,11 +11,11 @@ tensor of K weights sets its own, ``xi="auto"``:
 
 .. math::
 
-    \xi^n = \sum_{m \le n} \frac{r^m}{K} \lVert d^m \rVert^2, \qquad
+    \xi^n = \tfrac32 \sum_{m \le n} \frac{r^m}{K} \lVert d^m \rVert^2, \qquad
     r^m = \max\left(\frac{\sum_k \omega_k^m}{\lVert g \rVert \, \lVert d^m \rVert}, \; 1\right),
 
-with d its move in a task and g a gradient late in it. r is one for a straight path; beyond that, ω has counted noise,
-up to thirty times under SGD with large steps. ξ grows with the tasks: what has to leave room for more is held less.
+with d its move in a task and g the steepest gradient seen in it. r is one for a straight path; beyond that, ω has
+counted noise, as under SGD with large steps. ξ grows with the tasks: what has to leave room for more is held less.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from alasso.methods.base import Setting, Springs, check_non_negative
 from alasso.regularizer import Regularizer
 
 Xi = float | Literal["auto"]
+
+#: ξ = "auto" in mean squared moves: fewer protect the first of two tasks more, more leave a long stream more room.
+MOVES = 1.5
 
 
 class PathState(NamedTuple):
@@ -73,7 +76,7 @@ class SISurrogate(Springs[PathState]):
         return k, k
 
     def consolidate(self, s: PathState, theta: Tensor, importance: Tensor | None = None) -> PathState:
-        xi = s.moves if self.xi == "auto" else self.xi
+        xi = MOVES * s.moves if self.xi == "auto" else self.xi
         omega = accumulated_omega(s.omega, s.path, theta - s.anchor, xi)
         return PathState(anchor=theta.clone(), omega=omega, path=torch.zeros_like(s.path), moves=s.moves.clone())
 
@@ -133,7 +136,7 @@ class SI(Regularizer):
     Args:
         model: The model to protect.
         c: Strength of the penalty, Eq. 1.
-        xi: Damping of weights that hardly moved, Eq. 3. "auto": the tensor's mean squared move in a
+        xi: Damping of weights that hardly moved, Eq. 3. "auto": 1.5 times the tensor's mean squared move in a
             task, summed over tasks. A number is the same for all tensors and tasks; SI's authors used 0.1 with c = 0.1.
         exclude: Shell-style patterns of parameter names to leave alone.
 

@@ -22,7 +22,7 @@ from alasso.errors import AlassoError
 
 #: Where each command is, and what the help says of it. Its module is imported when it is called.
 COMMANDS = {
-    "demo": ("run:demo", "Train four methods on ten small tasks: a minute on a CPU."),
+    "demo": ("run:demo", "Train five methods on ten small tasks: a minute on a CPU."),
     "list": ("catalog:list_", "Show benchmarks, methods, their settings and the experiments."),
     "run": ("run:run", "Train methods on a benchmark and measure what they forget."),
     "search": ("run:search", "Find settings for each method on held-out training examples."),

@@ -136,12 +136,12 @@ def notices(configs: Sequence[Any], options: Any, reference: Any) -> list[str]:
 
 
 def demo(out: OutFolder = Path("runs/demo"), seed: Seed = 0, restart: Restart = False, quiet: Quiet = False) -> None:
-    """Train four methods on ten small tasks: a minute on a CPU.
+    """Train five methods on ten small tasks: a minute on a CPU.
 
     The tasks are permuted versions of scikit-learn's digits; nothing is downloaded. Continues an interrupted demo;
     shows a finished one.
     """
-    methods = ["sgd", "ewc", "si", "alasso"]
+    methods = ["sgd", "ewc", "si", "alasso", "kron-alasso"]
     configs = runs.combinations("permuted-digits", methods, [seed], {}, {})
     options = runs.Options(out=out, device="cpu", quiet=quiet, resume=not restart, restart=restart)
     show_runs(configs, options, None, to_go_on=())

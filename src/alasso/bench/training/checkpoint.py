@@ -24,6 +24,9 @@ from alasso.bench.learners import fits
 from alasso.bench.learners.base import Learner
 from alasso.errors import AlassoError, warn
 
+#: What torch raises for what is none of its files.
+UNREADABLE = (RuntimeError, pickle.UnpicklingError, LookupError, TypeError, AttributeError, ValueError, EOFError)
+
 
 @dataclass
 class Position:
@@ -187,7 +190,7 @@ def load(
     try:
         content = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
         return Position(**head["position"]), content["learner"], content["random"]
-    except (RuntimeError, pickle.UnpicklingError, LookupError, TypeError, AttributeError, EOFError) as error:
+    except UNREADABLE as error:
         if "memory" in str(error):  # it says nothing against the file
             raise
         raise AlassoError(f"{path} is not a checkpoint of alasso; delete it to start over") from error
