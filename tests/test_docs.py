@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alasso import ALASSO
+from alasso import ALASSO, KronALASSO
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -46,7 +46,13 @@ def test_the_quick_start_runs_as_it_is_printed(tmp_path, monkeypatch):
     assert blocks[0] in (ROOT / "README.md").read_text(encoding="utf-8")
     trained = []
     names["reg"].detach()
-    names |= {"tasks": ["only"], "train": lambda *_: trained.append(1) or names["optimizer"].step()}
+
+    def train(model, optimizer, task):
+        torch.nn.functional.cross_entropy(model(torch.ones(8, 64)), torch.zeros(8, dtype=torch.long)).backward()
+        optimizer.step()
+        trained.append(task)
+
+    names |= {"tasks": ["only"], "train": train}
     exec(compile(blocks[0], "index.md", "exec"), names)
     assert trained and names["reg"].tasks == 1
 
@@ -61,7 +67,7 @@ def test_the_quick_start_goes_on_another_day_as_it_is_printed(tmp_path, monkeypa
         if day == "other":
             torch.nn.init.ones_(names["model"][0].weight)
             names["optimizer"] = torch.optim.Adam(names["model"].parameters())
-            names["reg"] = ALASSO(names["model"])
+            names["reg"] = KronALASSO(names["model"])
             exec(compile(blocks[2], "index.md", "exec"), names)
         names["model"].zero_grad()
         names["model"](torch.ones(1, 64)).sum().backward()

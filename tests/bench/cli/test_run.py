@@ -215,7 +215,7 @@ def test_the_demo_ends_with_a_page_and_the_next_command(tmp_path, monkeypatch, c
     )
     code, output, errors = in_process(["demo", "--out", tmp_path, "-q"], monkeypatch, capsys)
     assert code == 0, errors
-    assert "4 result files in" in output and f"{tmp_path / 'report.html'}: 4 results" in output
+    assert "5 result files in" in output and f"{tmp_path / 'report.html'}: 5 results" in output
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
     following = output.splitlines()[-1].split()
     assert following[0] == "alasso"
