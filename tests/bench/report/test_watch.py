@@ -67,7 +67,7 @@ def fetched(address, host=None):
 
 def when(happened):
     """What it gives, as soon as it gives something: pages are built beside the requests."""
-    for _ in range(200):
+    for _ in range(1200):  # a busy machine takes its time
         if found := happened():
             return found
         time.sleep(0.05)
