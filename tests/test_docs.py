@@ -175,6 +175,19 @@ def test_rows_and_columns_of_aligned_equations(site_libraries):
     assert [len(row.findall(f"{space}mtd")) for row in rows] == [2, 2]
 
 
+def test_every_public_name_is_listed_with_a_sentence(site_libraries):
+    text = importlib.import_module("site_names").listing(DOCS / "api", ROOT / "src")
+    rows = re.findall(r"^\| \[`(.*?)`\]\[.*?\] \| (.*) \|$", text, re.M)
+    listed = {name for name, _ in rows}
+    assert len(listed) == len(rows) > 100
+    assert [name for name, sentence in rows if not sentence.endswith(".")] == []
+    for module in ("alasso", "alasso.bench", "alasso.importance", "alasso.optim", "alasso.vcl"):
+        offered = [f"{module}.{name}" for name in importlib.import_module(module).__all__]
+        pages = {name for name in offered if any(other.startswith(f"{name}.") for other in listed)}
+        assert set(offered) - pages <= listed | {"alasso.__version__"}
+    assert {"Regularizer.warm_start", "Tuned.best", "alasso.integrations.lightning.AlassoCallback"} <= listed
+
+
 def test_the_site_builds_without_a_warning_and_fetches_nothing(site_libraries, tmp_path, monkeypatch):
     from mkdocs.commands.build import build
     from mkdocs.config import load_config

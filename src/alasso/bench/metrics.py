@@ -50,7 +50,8 @@ def lower_triangle(accuracy: Rows) -> Matrix:
 
 
 def average_accuracy(accuracy: Rows) -> float:
-    """
+    """Mean accuracy over all tasks after the last one.
+
     >>> average_accuracy([[1.0], [0.5, 0.75]])
     0.625
     """
@@ -58,7 +59,7 @@ def average_accuracy(accuracy: Rows) -> float:
 
 
 def forgetting(accuracy: Rows) -> float:
-    """Zero for a single task, negative where later tasks helped earlier ones.
+    """Mean loss of accuracy since each earlier task was at its best; negative where later tasks helped.
 
     >>> forgetting([[0.75], [1.0, 0.5], [0.5, 0.75, 1.0]])   # (1.0 − 0.5, 0.5 − 0.75)
     0.125
@@ -105,7 +106,9 @@ def backward_transfer(accuracy: Rows) -> float:
 
 
 def forward_transfer(ahead: Sequence[float], untrained: Sequence[float]) -> float:
-    """``ahead[t]``: accuracy on task t+1 after training task t. ``untrained[j]``: on task j before any training.
+    """Mean accuracy on the next task, above that of the untrained network.
+
+    ``ahead[t]``: accuracy on task t+1 after training task t. ``untrained[j]``: on task j before any training.
 
     >>> forward_transfer([0.25, 0.5], [0.1, 0.125, 0.125])
     0.25
