@@ -278,7 +278,7 @@ class KronSurrogate(Surrogate[KronState]):
         return self.with_past(theta, past)
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> KronState:
-        """Return the state whose factors are the sums of the importance by rows and by columns."""
+        # The factors are the sums of the importance by rows and by columns.
         omega = as_matrix(2 * importance)
         rows, columns = omega.sum(1), omega.sum(0)
         s = self.init(theta)
