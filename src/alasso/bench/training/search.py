@@ -29,6 +29,7 @@ from alasso.bench.training.run import torch_device
 from alasso.errors import AlassoError
 
 SCHEMA = 1
+HELD_OUT = {"validation": True}
 
 
 def search(
@@ -64,27 +65,20 @@ def search(
     Raises:
         AlassoError: Something asked for does not fit, or all runs of a method diverged.
     """
-    if benchmark == "split-folder":
-        raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
     check_file(file)
-    known(benchmark, BENCHMARKS, "benchmark")
     outcome = _read(file, benchmark)
     methods, seeds = list(dict.fromkeys(methods)), list(dict.fromkeys(seeds))
-    for method in methods:
-        known(method, METHODS, "method")
-    _refuse_unknown(values, methods)
-    measured = {**fields, "validation": True}
+    _refuse_unknown(benchmark, methods, values)
     spaces = {method: _strength(method) if climb else _space(method, values) for method in methods}
-    for method, space in spaces.items():  # before anything is run
-        if not space:
-            raise AlassoError(f"{method} has no settings to search for")
+
+    def configs_of(method: str, space: Mapping[str, Sequence[Any]]) -> list[RunConfig]:
+        return sweep.combinations(benchmark, [method], seeds, {**fields, **HELD_OUT}, dict(space))
 
     def searched(method: str, space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        configs = sweep.combinations(benchmark, [method], seeds, measured, dict(space))
-        return _searched(configs, list(spaces[method]), seeds, options, console)
+        return _searched(configs_of(method, space), list(spaces[method]), seeds, options, console)
 
     for method in methods:  # before anything is run
-        sweep.combinations(benchmark, [method], seeds, measured, {} if climb else spaces[method])
+        configs_of(method, {} if climb else spaces[method])
     without: list[str] = []
     for method, space in spaces.items():
         found = _climbed(searched, method, next(iter(space)), climb) if climb else searched(method, space)
@@ -105,7 +99,40 @@ def search(
     return outcome
 
 
-def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str]) -> None:
+def grid(
+    benchmark: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    fields: Mapping[str, Any],
+    values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+) -> list[RunConfig]:
+    """Makes the runs of a search: every combination of each method's values, with every seed.
+
+    Args:
+        benchmark: Name of the benchmark.
+        methods: Names of the methods.
+        seeds: Seeds.
+        fields: Fields of all runs.
+        values: Values of some settings, in place of those that a method's own search has.
+
+    Returns:
+        The configs.
+
+    Raises:
+        AlassoError: Something asked for does not fit.
+    """
+    _refuse_unknown(benchmark, methods, values)
+    spaces = {method: _space(method, values) for method in methods}
+    measured = {**fields, **HELD_OUT}
+    return [c for name, space in spaces.items() for c in sweep.combinations(benchmark, [name], seeds, measured, space)]
+
+
+def _refuse_unknown(benchmark: str, methods: Sequence[str], values: Mapping[str, Sequence[Any]]) -> None:
+    if benchmark == "split-folder":
+        raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
+    known(benchmark, BENCHMARKS, "benchmark")
+    for method in methods:
+        known(method, METHODS, "method")
     settings = sorted({name for method in methods for name in METHODS[method].settings})
     for name in values:
         if name not in settings:
@@ -118,7 +145,9 @@ def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str])
 def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """The values to try of each setting: the method's own, and what was asked for in place of them or besides."""
     asked = {name: tried for name, tried in values.items() if name in METHODS[method].settings}
-    return {name: list(tried) for name, tried in {**METHODS[method].search, **asked}.items()}
+    if not (space := {**METHODS[method].search, **asked}):
+        raise AlassoError(f"{method} has no settings to search for")
+    return {name: list(tried) for name, tried in space.items()}
 
 
 def _strength(method: str) -> dict[str, list[Any]]:

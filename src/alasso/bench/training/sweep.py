@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from alasso.bench.training.progress import (
 from alasso.bench.training.run import RunDiverged, run, torch_device
 from alasso.errors import AlassoError, DivergedError
 
-__all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations"]
+__all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations", "shard_of"]
 
 MOST_NAMED = 4  # differing fields that a line spells out
 
@@ -108,6 +109,29 @@ def combinations(
             changes = {**chosen.get(method, {}), **fields, **dict(zip(own, values, strict=True))}
             configs += [RunConfig.for_benchmark(benchmark, method, **changes, seed=seed) for seed in seeds]
     return list({config.name: config for config in configs}.values())
+
+
+def shard_of(configs: Sequence[RunConfig], shard: str | None) -> list[RunConfig]:
+    """Takes one process's share of some runs; the shares depend on nothing but the runs' names.
+
+    Args:
+        configs: The runs.
+        shard: ``I/N``: of the runs in the order of their names every N-th, from the I-th on; None takes all.
+
+    Returns:
+        The share, in the order of ``configs``; none where N is larger than the number of runs.
+
+    Raises:
+        AlassoError: There is no such shard.
+    """
+    if shard is None:
+        return list(configs)
+    written = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
+    number, count = map(int, written.groups()) if written else (0, 0)
+    if not 1 <= number <= count:
+        raise AlassoError(f"--shard takes I/N, from 1/N to N/N, as in 2/8, not {shard!r:.40}")
+    share = set(sorted({config.name for config in configs})[number - 1 :: count])
+    return [config for config in configs if config.name in share]
 
 
 def carry_out(
