@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from alasso._compile import is_recording
 from alasso._distributed import agreed, is_sharded, local, reshard
-from alasso._state_dict import from_saved
+from alasso._state_dict import from_saved, state_dtype
 from alasso.errors import AlassoError, DivergedError, warn
 from alasso.methods.base import Surrogate
 
@@ -237,11 +237,6 @@ def weights_of(parameter: nn.Parameter) -> Tensor:
     """Return this rank's weights in the precision of their state."""
     theta = local(parameter).detach()
     return theta.to(state_dtype(theta))
-
-
-def state_dtype(theta: Tensor) -> torch.dtype:
-    """Return float32 at least: half precision cannot hold sums of small changes."""
-    return torch.float64 if theta.dtype == torch.float64 else torch.float32
 
 
 def moved_like(state: Any, theta: Tensor) -> Any:
