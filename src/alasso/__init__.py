@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alasso import optim
+    from alasso._gauge import Gauge
     from alasso._tune import Tuned, tune
     from alasso.errors import AlassoError, DivergedError
     from alasso.methods.alasso import ALASSO
@@ -25,6 +26,7 @@ __all__ = [
     "SI",
     "AlassoError",
     "DivergedError",
+    "Gauge",
     "KronALASSO",
     "OnlineEWC",
     "Regularizer",
@@ -40,6 +42,7 @@ _HOME = {
     "AlassoError": "alasso.errors",
     "DivergedError": "alasso.errors",
     "EWC": "alasso.methods.ewc",
+    "Gauge": "alasso._gauge",
     "IMM": "alasso.methods.imm",
     "KronALASSO": "alasso.methods.kron",
     "MAS": "alasso.methods.mas",
