@@ -104,7 +104,7 @@ def test_every_equation_of_the_paper_has_its_function():
 def test_the_readme_is_short_and_its_numbers_are_those_of_the_reproduction():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) < 700
-    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) < 40
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) < 60
     document = (ROOT / "paper" / "REPRODUCTION.md").read_text(encoding="utf-8")
     columns = ["alasso", "si", "ewc", "sgd", "single-task"]
     for shown, section in (

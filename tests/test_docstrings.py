@@ -10,6 +10,7 @@ import pytest
 
 OFFERED = [
     "alasso",
+    "alasso._gauge",
     "alasso.errors",
     "alasso.importance",
     "alasso.integrations.avalanche",

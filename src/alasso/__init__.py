@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alasso import importance, optim, vcl
+    from alasso._gauge import Gauge
     from alasso._summary import Summary, TensorSummary
     from alasso._tune import Trial, Tuned, tune
     from alasso.errors import AlassoError, DivergedError
@@ -26,6 +27,7 @@ __all__ = [
     "SI",
     "AlassoError",
     "DivergedError",
+    "Gauge",
     "KronALASSO",
     "OnlineEWC",
     "Regularizer",
@@ -46,6 +48,7 @@ _HOME = {
     "AlassoError": "alasso.errors",
     "DivergedError": "alasso.errors",
     "EWC": "alasso.methods.ewc",
+    "Gauge": "alasso._gauge",
     "IMM": "alasso.methods.imm",
     "KronALASSO": "alasso.methods.kron",
     "MAS": "alasso.methods.mas",
