@@ -14,8 +14,8 @@ import measure_code
 #: KronALASSO, the summary, tuning, the gauge; checks of files and states.
 LIMITS = {
     "code lines": 13_500,
-    "code lines of the core": 5_000,
-    "modules": 96,
+    "code lines of the core": 5_200,
+    "modules": 100,
     "lines of a module": 500,
     "imports inside functions": 25,
     "deepest inheritance": 3,

@@ -29,7 +29,6 @@ from alasso.errors import AlassoError
 
 Values = dict[int, float]  # seed → value
 PAPER = Path("paper")
-PROBE = ("weights", "offsets", "span", "examples")
 AS_PUBLISHED = ("official", "scikit-learn")
 
 
@@ -50,7 +49,6 @@ class Experiment:
         cost: How long it takes, in words.
         fields: What all its runs change.
         probe: What to measure of single weights after the first task, instead of training to the end.
-        quick: What the small version on a CPU changes; None: it has none.
         order: Experiments are run and listed in this order.
     """
 
@@ -63,7 +61,6 @@ class Experiment:
     cost: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     probe: Mapping[str, Any] | None = None
-    quick: Mapping[str, Any] | None = None
     order: int = 0
 
     @cached_property
@@ -111,17 +108,6 @@ class Experiment:
         """Names of the data sets it needs."""
         return BENCHMARKS[self.benchmark].data
 
-    def in_small(self) -> Experiment:
-        """Makes the quick version: one seed, on the benchmark that needs no download.
-
-        Returns:
-            An experiment with the same runs.
-        """
-        changes = dict(self.quick or {})
-        benchmark = changes.pop("benchmark", self.benchmark)
-        probed = self.probe and {**self.probe, **{name: changes.pop(name) for name in PROBE if name in changes}}
-        return replace(self, benchmark=benchmark, seeds=1, fields={**self.fields, **changes}, probe=probed)
-
 
 def find_paper(folder: Path | None = None) -> Path:
     """Finds the folder of experiments and claims.
@@ -144,12 +130,11 @@ def find_paper(folder: Path | None = None) -> Path:
     return folder
 
 
-def read_experiments(folder: Path, *, quick: bool = False) -> dict[str, Experiment]:
+def read_experiments(folder: Path) -> dict[str, Experiment]:
     """Reads all experiments.
 
     Args:
         folder: The folder that :func:`find_paper` finds.
-        quick: The small versions of those that have one.
 
     Returns:
         Experiments by id, in their order.
@@ -158,8 +143,6 @@ def read_experiments(folder: Path, *, quick: bool = False) -> dict[str, Experime
         AlassoError: A file is no description of an experiment.
     """
     found = [_read(path) for path in sorted((folder / "experiments").glob("*.toml"))]
-    if quick:
-        found = [one.in_small() for one in found if one.quick is not None]
     return {one.id: one for one in sorted(found, key=lambda one: (one.order, one.id))}
 
 
@@ -168,11 +151,10 @@ def _read(path: Path) -> Experiment:
     try:
         EXPERIMENT(raw, "")
         experiment = Experiment(id=path.stem, **raw)
-        for one in (experiment, experiment.in_small()) if experiment.quick is not None else (experiment,):
-            if one.seeds * len(one.runs) > MOST_RUNS:
-                raise AlassoError(f"{len(one.runs)} runs of {one.seeds} seeds are more than {MOST_RUNS:,}")
-            one.configs()  # which refuses unknown names and values out of range
-            probe.Plan(**one.probe or {})
+        if experiment.seeds * len(experiment.runs) > MOST_RUNS:
+            raise AlassoError(f"{len(experiment.runs)} runs of {experiment.seeds} seeds are more than {MOST_RUNS:,}")
+        experiment.configs()  # which refuses unknown names and values out of range
+        probe.Plan(**experiment.probe or {})
     except (AlassoError, TypeError) as error:  # a name of a probe that there is not
         said = re.sub(r"^\w+\.__init__\(\) ", "", str(error))
         raise AlassoError(f"{path}: {said}") from error
