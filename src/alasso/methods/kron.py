@@ -16,11 +16,9 @@ inputs a of the layer and the gradients g of its outputs tell
 
 with sums and the mean over samples and positions. Their product is about the Fisher information of the batch's loss, a
 mean over B terms: B is the number of samples and positions at the output, the layer nearest to the loss, which backward
-comes to first. Where a label is ignored, or a word is padding, the gradient is zero: such rows count nowhere.
-
-Between what backward tells the layers and the gradients M that the optimizer has lies a factor f: clipping, a
-GradScaler, the mean over ranks. The output's weight shows it: T, the product of its gradient as backward made it with
-random signs S, against that of its M,
+comes to first. Rows whose gradient is zero, of ignored labels and padding, count nowhere. Between what backward tells
+the layers and the gradients M that the optimizer has lies a factor f: clipping, a GradScaler, the mean over ranks. The
+output's weight shows it: T, the product of its gradient as backward made it with random signs S, against that of its M,
 
 .. math:: f = \langle M S, T \rangle / \langle T, T \rangle.
 
