@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench import results
-from alasso.bench.cli.console import AllowModel, DataDir, Device, Shard, Terminal, end_stopped, say
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Ray, Shard, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.models import check_allowed
@@ -76,6 +76,7 @@ def reproduce(
         typer.Option("--out", help="Folder of results. Default: that of the paper."),
     ] = None,
     shard: Shard = None,
+    ray: Ray = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only show what is missing and how long it takes.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Run nothing: judge the results there are.")] = False,
     unpack: Annotated[
@@ -114,7 +115,8 @@ def reproduce(
         planned = make_plan(work.chosen, work.evidence, seeds, shard)
         used = [config.model for config in (*planned.missing, *(probe.config for probe in planned.probes))]
         check_allowed(used, allow_model or [], work.paper, "--allow-model")
-        run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
+        options = Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet, ray=ray)
+        run_missing(work, planned, options)
         if shard is not None:
             return say("When all shards are there, the same command with --judge and without --shard judges.")
         work = replace(work)  # forgets the evidence it has read
