@@ -14,6 +14,7 @@ arithmetic in :mod:`alasso._passes`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -284,7 +285,8 @@ class StepHooks:
 
     def _let_go(self, _: Any) -> None:
         """The optimizer is gone."""
-        self._forget_plans()
+        if not sys.is_finalizing():  # torch may be gone, too
+            self._forget_plans()
 
 
 def is_zero(tensor: Tensor) -> bool:
