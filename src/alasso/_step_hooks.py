@@ -60,6 +60,17 @@ def has_hooks(optimizer: object) -> bool:
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
+def check_every(every: int, regularizer: Regularizer) -> None:
+    """Refuse to consolidate by itself a method that needs more than steps, or after no number of them."""
+    if type(every) is not int or every < 1:
+        raise AlassoError(f"every must be a whole number of steps, one or more, not {every!r:.40}")
+    if not (regularizer.surrogate.observes_path or regularizer.surrogate.learns_from_steps):
+        raise AlassoError(
+            f"{regularizer.method} does not learn from steps alone, so attach(every=…) cannot consolidate it; call "
+            "consolidate() yourself, or use KronALASSO, ALASSO or SI"
+        )
+
+
 def may_nest(kind: type[Optimizer]) -> bool:
     """Return whether torch runs hooks for several step() methods of a class: for its own and for its parents'."""
     steps = (parent.__dict__.get("step") for parent in kind.__mro__)
@@ -193,6 +204,7 @@ class StepHooks:
         self._an_inner_step_ended = True
         if self._depth <= 0:
             self.close(optimizer)
+            self.end()
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -259,6 +271,13 @@ class StepHooks:
                     grad.zero_()  # as the optimizer did
                 work.parameter.grad = grad
         self._end_step()
+
+    def end(self) -> None:
+        """Consolidate after a step where the regularizers were told to do so by themselves."""
+        for regularizer in self.regularizers:
+            every = regularizer.consolidates_every
+            if every is not None and regularizer.rounds >= every:
+                regularizer.consolidate()
 
     def _end_step(self) -> None:
         for parameter, grad in self._hidden:
