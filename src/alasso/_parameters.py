@@ -141,6 +141,20 @@ class ProtectedParameters:
                 "head call reg.forget(parameter) for each, or exclude it from the start: exclude='head.*'"
             )
 
+    def warn_of_strayed(self) -> None:
+        """Warn if weights differ from the anchors of a state that was loaded."""
+        known = [(name, local(p), self.state_of(name, p)) for name, p in self]
+        matter = {
+            name: begins_with(theta, state.anchor) for name, theta, state in known if self.surrogate.has_past(state)
+        }
+        if strayed := [name for name, holds in matter.items() if not holds]:
+            which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
+            warn(
+                f"{which} differ from the anchors in the loaded state, so training will be pulled toward the old "
+                "weights; call model.load_state_dict(...) as well, and reg.forget(p) for parameters that should start "
+                "fresh"
+            )
+
     # -- states ----------------------------------------------------------------------------------------------
 
     def put(self, name: str, state: Any) -> None:

@@ -410,8 +410,8 @@ class KronALASSO(Regularizer):
         self.taps = Taps()
         super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude)
 
-    def attach(self, optimizer: Optimizer, compile: bool = False) -> KronALASSO:
-        super().attach(optimizer, compile)
+    def attach(self, optimizer: Optimizer, compile: bool = False, *, every: int | None = None) -> KronALASSO:
+        super().attach(optimizer, compile, every=every)
         self.taps.put(self)
         if self.scale == "fisher" and not self.taps:
             self.detach()
@@ -443,10 +443,9 @@ class KronALASSO(Regularizer):
     @property
     def step_kind(self) -> int:
         """Weight of the step to come in the means over a task's steps; 0 if its factors are not looked at."""
-        step = self.steps // max(len(self._attached), 1)
-        if step < ALL_AT_FIRST:
+        if self.rounds < ALL_AT_FIRST:
             return 1
-        return self.every if step % self.every == 0 else 0
+        return self.every if self.rounds % self.every == 0 else 0
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
