@@ -43,6 +43,7 @@ from alasso.bench.reproduce.claims import (
 )
 from alasso.bench.reproduce.document import Document
 from alasso.bench.reproduce.experiments import Evidence, Experiment, chosen, find_paper, read_experiments
+from alasso.bench.reproduce.experiments import pack as move_into_lines
 from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
@@ -82,6 +83,9 @@ def reproduce(
     unpack: Annotated[
         Path | None, typer.Option(help="Run nothing: write each result there is as a JSON file into this folder.")
     ] = None,
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Run nothing: move results into one file an experiment, a line each.")
+    ] = False,
     document: Annotated[
         Path | None,
         typer.Option(help="The document. Default: REPRODUCTION.md in the paper's folder; in another --out, there."),
@@ -92,8 +96,8 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
     """Run the paper's missing experiments and judge each of its claims."""
-    if sum((plan, judge, unpack is not None)) > 1:
-        raise AlassoError("--plan, --judge and --unpack exclude each other: give one of them")
+    if sum((plan, judge, pack, unpack is not None)) > 1:
+        raise AlassoError("--plan, --judge, --pack and --unpack exclude each other: give one of them")
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
     if shard is not None and (judge or unpack is not None):
@@ -104,6 +108,8 @@ def reproduce(
     if unpack is not None:
         found = [results.write(one, unpack) for one in work.evidence.results_of(work.references)]
         return say(f"wrote {count_of(len(found), 'result')} to {unpack}")
+    if pack:
+        return say(f"moved {count_of(move_into_lines(work.chosen, work.evidence, work.out), 'result')} in {work.out}")
     if plan:
         return show_plan(work, make_plan(work.chosen, work.evidence, seeds, shard))
     document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
