@@ -4,7 +4,7 @@ Documents mark a place with an HTML comment, so that they read well without bein
 
     <!-- function: alasso.methods.si.accumulated_omega -->   the function's source
     <!-- table: Permuted MNIST, 30 tasks -->                 the first table of that section of the reproduction
-    <!-- names -->                                           every public name, with the first sentence about it
+    <!-- names -->                                           every public name, with its first sentence
 """
 
 from __future__ import annotations
