@@ -491,7 +491,7 @@ class Regularizer:
         self.protected.put_all(states)
         self.notes.load(saved.get("notes", {}))  # which earlier versions did not save
         self.tasks, self.steps = saved["tasks"], saved["steps"]
-        self.consolidates_every = saved.get("every", self.consolidates_every)  # which earlier versions did not save
+        self.consolidates_every = saved.get("every") or self.consolidates_every  # earlier versions did not save it
         self._was_loaded = self._is_at_anchors
         self.protected.look(self._is_at_anchors)
 
