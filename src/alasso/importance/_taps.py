@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from operator import add
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import add as plus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from alasso._distributed import add_over_ranks_, is_distributed, is_sharded, sharded_like, sum_over_shards
+from alasso._parameters import weights_of
+from alasso.importance._batches import Inputs
+from alasso.importance._objectives import Objective
+from alasso.importance._pass import Head, ImportancePass
 from alasso.importance.kronecker import (
     has_inputs_as_rows,
     is_factored,
@@ -26,7 +31,7 @@ from alasso.importance.kronecker import (
 )
 
 if TYPE_CHECKING:
-    from alasso.methods.kron import KronALASSO
+    from alasso.methods.kron import KronALASSO, KronState
 
 
 class Factors(NamedTuple):
@@ -154,16 +159,28 @@ class Taps:
         self._handles.clear()
         self._layers.clear()
 
+    @contextmanager
+    def set_aside(self, regularizer: KronALASSO) -> Iterator[None]:
+        """Leave the layers as they were while the context lasts: what measures importance is no training."""
+        were_there = bool(self)
+        self.remove()
+        try:
+            yield
+        finally:
+            self.remove()
+            if were_there:
+                self.put(regularizer)
+
     def see(self, name: str, layer: nn.Module, factors: Factors) -> None:
         """Take note of what one call tells: calls of a layer are added up as its positions are."""
         of_weight = self.seen.setdefault(name, {})
         before = of_weight.get(layer)
-        of_weight[layer] = factors if before is None else Factors(*map(add, before, factors))
+        of_weight[layer] = factors if before is None else Factors(*map(plus, before, factors))
 
     def see_output(self, output: Output) -> None:
         """Take note of what one call of the layer nearest to the loss tells."""
         before = self.output
-        self.output = output if before is None else Output(*before[:2], *map(add, before[2:], output[2:]))
+        self.output = output if before is None else Output(*before[:2], *map(plus, before[2:], output[2:]))
 
     def loss_scale(
         self, gradient_of: Callable[[nn.Parameter], Tensor], states: Mapping[str, Any], like: Tensor
@@ -244,8 +261,55 @@ class Taps:
                     if not is_sharded(parameters[name]):
                         add_over_ranks_([rows, columns])
                     seen[name][layer] = Factors(rows, columns, positions)
+        return self.whole(seen)
+
+    def whole(self, seen: Mapping[str, dict[nn.Module, Factors]]) -> dict[str, list[Factors]]:
+        """Return what was seen of those parameters of which all layers told something; of others nothing."""
         sharing = Counter(name for name, _ in self._layers)
         return {name: list(told.values()) if len(told) == sharing[name] else [] for name, told in seen.items()}
+
+
+def factors_of_samples(
+    regularizer: KronALASSO, loader: Iterable[Any], objective: Objective, head: Head | None
+) -> tuple[dict[str, KronState], Tensor]:
+    """Return states with the factors of an objective's squared gradients, summed over samples, at the present weights.
+
+    Every term has a sign of its own, drawn at random, so that one backward pass of a batch tells all of them apart.
+
+    Args:
+        regularizer: The method, whose taps look on.
+        loader: The data.
+        objective: What is differentiated.
+        head: Maps the model's output to logits.
+
+    Returns:
+        The states by parameter name; the mean over samples of Σ ‖∂term / ∂output‖².
+
+    Raises:
+        AlassoError: Loader, labels and outputs do not fit together, or there are no samples.
+    """
+    parameters, surrogate, taps = dict(regularizer.protected), regularizer.surrogate, regularizer.taps
+    states = {name: surrogate.init(weights_of(p)) for name, p in parameters.items()}
+    measure = ImportancePass(regularizer.model, objective, parameters, head, 1)
+    generator = torch.Generator().manual_seed(0)
+
+    def add(x: Inputs, y: Tensor | None) -> None:
+        terms, _ = measure.terms_of(measure.output(x), x, y)
+        taps.seen.clear()  # by the output's slope
+        signs = torch.randint(2, terms.shape, generator=generator).to(terms) * 2 - 1
+        gradients = measure.backward((terms * signs).sum() / len(x), parameters.values())
+        seen = taps.whole({name: taps.seen.pop(name, {}) for name in states})
+        for (name, s), g in zip(states.items(), gradients, strict=True):
+            if g is not None:
+                told, count = joined(seen[name]) if seen[name] else None, torch.full_like(s.unit, len(x))
+                scale = LossScale(torch.ones_like(count), count, count)
+                surrogate.add_factors_(s, g.to(s.anchor.dtype), scale, told, len(x))
+        taps.output = None
+
+    taps.put(regularizer)
+    sums = (total for s in states.values() for total in (s.rows, s.columns, s.steps))
+    measure.add_all(loader, add, sums)
+    return states, measure.steepness
 
 
 class Tap:

@@ -65,6 +65,7 @@ class Surrogate(ABC, Generic[S]):
         ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
         learns_from_steps: Whether it needs a task's steps even without a path.
+        warm_strength: By ``warm_start(scale="auto")``, Ω·d² in squared changes of the outputs; None for as measured.
     """
 
     State: ClassVar[type]
@@ -72,6 +73,7 @@ class Surrogate(ABC, Generic[S]):
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"omega": (0, math.inf)})
     observes_path: ClassVar[bool] = False
     learns_from_steps: ClassVar[bool] = False
+    warm_strength: ClassVar[float | None] = None
 
     @abstractmethod
     def init(self, theta: Tensor) -> S:
@@ -303,14 +305,6 @@ class Springs(Surrogate[S]):
         return omega
 
     def typical_stiffness(self, s: S) -> tuple[Tensor, Tensor]:
-        """Return the mean over both sides of all weights, twice.
-
-        Args:
-            s: The state.
-
-        Returns:
-            One factor of d², twice.
-        """
         k_minus, k_plus = self.stiffness(s)
         k = (k_minus + k_plus).sum() / max(2 * k_plus.numel(), 1)  # a rank may have none of a small tensor
         return k, k

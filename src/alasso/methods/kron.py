@@ -55,7 +55,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -66,7 +65,8 @@ from alasso._distributed import is_distributed, is_sharded, local
 from alasso._parameters import some_of
 from alasso._passes import task_gradient
 from alasso.errors import AlassoError
-from alasso.importance._taps import LossScale, Taps, joined
+from alasso.importance._objectives import Objective
+from alasso.importance._taps import LossScale, Taps, factors_of_samples, joined
 from alasso.importance.kronecker import (
     as_matrix,
     diagonal,
@@ -83,7 +83,7 @@ from alasso.importance.kronecker import (
     with_unit_trace,
 )
 from alasso.methods.base import Setting, Surrogate, check_choice, check_non_negative
-from alasso.regularizer import Regularizer
+from alasso.regularizer import Head, Loader, Regularizer, WarmScale
 
 Scale = Literal["path", "fisher"]
 
@@ -141,6 +141,7 @@ class KronSurrogate(Surrogate[KronState]):
     partial: ClassVar[frozenset[str]] = frozenset({"path"})
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = dict.fromkeys(SUMS, (0, math.inf))
     learns_from_steps: ClassVar[bool] = True
+    warm_strength: ClassVar[float] = 1.0
 
     @property
     def observes_path(self) -> bool:  # type: ignore[override]
@@ -279,17 +280,16 @@ class KronSurrogate(Surrogate[KronState]):
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> KronState:
         # The factors are the sums of the importance by rows and by columns.
-        omega = as_matrix(2 * importance)
-        rows, columns = omega.sum(1), omega.sum(0)
-        s = self.init(theta)
-        past = {
-            "past_rows": sketch_of_counts(rows, rank_of(s.rows)),
-            "past_columns": sketch_of_counts(columns / columns.sum().clamp(min=TINY), rank_of(s.columns)),
-            "tasks": torch.ones_like(s.tasks),
-            "above": torch.full_like(s.tasks, 1.0 if self.scale == "path" else STRENGTH),
-            "below": torch.ones_like(s.tasks),
-        }
-        return self.with_past(theta, past)
+        omega, s = as_matrix(importance), self.init(theta)
+        columns = with_unit_trace(sketch_of_counts(omega.sum(0), rank_of(s.columns)))
+        rows = sketch_of_counts(omega.sum(1), rank_of(s.rows))
+        return self._measured(s._replace(rows=rows, columns=columns, steps=s.steps + 1), 1.0)
+
+    def _measured(self, s: KronState, scale: float | Tensor) -> KronState:
+        """Return the state after one task in which weights stood still, with Ω·d² = scale ⟨L D R, D⟩."""
+        strength = 1.0 if self.scale == "path" else STRENGTH
+        s = s._replace(rows=s.rows * (2 * scale / strength), unit=torch.ones_like(s.unit))
+        return self.consolidate(s, s.anchor)
 
     def with_past(self, theta: Tensor, past: dict[str, Tensor]) -> KronState:
         """Return the state at the end of a task, with the forms that follow from the sums over tasks.
@@ -430,15 +430,13 @@ class KronALASSO(Regularizer):
         if self.taps:
             self.taps.put(self)
 
-    @wraps(Regularizer.warm_start)
-    def warm_start(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        was_attached = bool(self.taps)
-        self.taps.remove()  # what measures importance is no training, and vmap cannot follow hooks
-        try:
-            super().warm_start(*args, **kwargs)
-        finally:
-            if was_attached:
-                self.taps.put(self)
+    def _measured_states(self, scale: WarmScale, loader: Loader, objective: Objective, head: Head | None) -> Any:
+        with self.taps.set_aside(self):
+            if any(is_sharded(parameter) for _, parameter in self.protected):
+                return super()._measured_states(scale, loader, objective, head)
+            states, steepness = factors_of_samples(self, loader, objective, head)
+        factor = self.surrogate.warm_strength / steepness if scale == "auto" else scale
+        return {name: self.surrogate._measured(s, factor) for name, s in states.items()}
 
     @property
     def step_kind(self) -> int:
