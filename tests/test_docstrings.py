@@ -10,6 +10,7 @@ import pytest
 
 OFFERED = [
     "alasso",
+    "alasso._gauge",
     "alasso.errors",
     "alasso.importance",
     "alasso.integrations.avalanche",
@@ -20,6 +21,7 @@ OFFERED = [
     "alasso.methods.base",
     "alasso.methods.ewc",
     "alasso.methods.imm",
+    "alasso.methods.kron",
     "alasso.methods.mas",
     "alasso.methods.si",
     "alasso.optim",

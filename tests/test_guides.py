@@ -14,6 +14,7 @@ NEEDS = {
     "lightning": ["lightning"],
     "huggingface": ["transformers", "accelerate"],
     "lora": ["peft"],
+    "gauge": [],
     "distributed": [],
 }
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' remarks are not the point here

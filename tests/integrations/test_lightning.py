@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError
+from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError, Gauge
 from alasso._digest import digest_of
 
 from helpers import mlp, run, same, toy_tasks, weights
@@ -283,3 +283,51 @@ def test_a_state_that_was_damaged_in_a_checkpoint_is_refused_and_nothing_changes
     with pytest.raises(AlassoError, match="has no digest"):
         keep.load_state_dict(damaged)
     assert digest_of(keep.regularizer.state_dict()) == before
+
+
+class Numbers(L.loggers.logger.DummyLogger):
+    """Keeps what a logger gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.got = []
+
+    def log_metrics(self, metrics, step=None):
+        self.got.append((step, metrics))
+
+
+def test_the_loggers_get_a_gauges_values_and_the_training_stays_as_it_was():
+    def trained(has_gauge):
+        torch.manual_seed(0)
+        net, numbers = mlp(6, 12, 4), Numbers()
+        gauge = Gauge(net, every=2, report=None)
+        keep = AlassoCallback(ALASSO(net), log_penalty=False, gauge=gauge if has_gauge else None)
+        for i, task in enumerate(TASKS[:2]):
+            trainer(keep, accumulate_grad_batches=2, logger=numbers, log_every_n_steps=1).fit(Lit(net), data(task))
+            gauge.add(f"task{i}", task[:2])
+        return weights(net), gauge, numbers.got
+
+    plain, _, nothing = trained(False)
+    gauged, gauge, told = trained(True)
+    assert same(plain, gauged)
+    assert gauge.steps == 8 and not any("gap/task0" in one for _, one in nothing)
+    assert [(step, list(one)) for step, one in told if "gap/task0" in one] == [
+        (step, ["loss/task0", "forgetting/task0", "gap/task0"]) for step in (2, 4)
+    ]
+
+
+def test_a_gauge_is_part_of_the_checkpoint(tmp_path):
+    net = mlp(6, 12, 4)
+    gauge = Gauge(net, every=2, report=None)
+    keep = AlassoCallback(ALASSO(net), gauge=gauge)
+    gauge.add("old", TASKS[0])
+    lit = trainer(keep)
+    lit.fit(Lit(net), data(TASKS[1]))
+    lit.save_checkpoint(tmp_path / "one.ckpt")
+    net = mlp(6, 12, 4)
+    resumed = Gauge(net, every=2, report=None)
+    keep = AlassoCallback(ALASSO(net), gauge=resumed)
+    resumed.add("old", TASKS[0])
+    trainer(keep, epochs=2).fit(Lit(net), data(TASKS[1]), ckpt_path=str(tmp_path / "one.ckpt"))
+    assert resumed.steps == 16
+    assert resumed._marks["old"].ended == gauge._marks["old"].ended

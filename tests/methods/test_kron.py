@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+import weakref
 from functools import partial
 
 import pytest
@@ -280,6 +281,52 @@ def test_every_kind_of_step(name, style, scale):
     through(*both(model, scale=scale), tasks, style)
 
 
+@in_both_scales
+@pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "called often"])
+def test_labels_that_the_loss_ignores(name, scale):
+    model, tasks = made(name, size=6)
+    for task in tasks:
+        for _, y in task:
+            y[::2] = -100
+    through(*both(model, scale=scale), tasks)
+
+
+def test_ignored_samples_leave_no_trace():
+    """Padding is no term of the loss's mean, and tells no factor."""
+    tasks = tasks_of(4)
+    filled = [[(torch.cat([x, 100 + x]), torch.cat([y, torch.full_like(y, -100)])) for x, y in task] for task in tasks]
+    assert_alike(trained(tasks=filled), trained(tasks=tasks))
+
+
+def test_a_tied_weight_that_the_loss_takes_without_its_layer_is_told_by_its_gradient():
+    """As by TRL's and Liger's fused heads: the layer at the other end knows half of it."""
+
+    def fused(model, batch):
+        logits = nn.functional.linear(torch.tanh(model.mix(model.words(batch[0]))).mean(1), model.out.weight)
+        return cross_entropy(logits, batch[1])
+
+    _, reg = trained(name="tied", forward=fused, scale="path")
+    assert reg.notes.factors == {
+        "words.weight": "of its gradient",
+        "mix.weight": "of the layer",
+        "mix.bias": "diagonal",
+    }
+
+
+def test_a_batch_of_ignored_samples_alone_is_no_step():
+    model, (batches, _) = made("linear")
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model).attach(optimizer)
+    run(model, optimizer, batches)
+    before = copy.deepcopy(reg.protected.states)
+    x, y = batches[0]
+    optimizer.zero_grad()
+    cross_entropy(model(x), torch.full_like(y, -100), reduction="sum").backward()
+    optimizer.step()
+    for name, state in reg.protected.states.items():
+        assert all(map(torch.equal, state, before[name]))
+
+
 # -- models that change ----------------------------------------------------------------------------------------
 
 
@@ -417,6 +464,18 @@ FORWARDS = {
 @pytest.mark.parametrize("name", ["linear", "conv2d"])
 def test_forwards_that_mean_the_same(forward, name):
     assert_alike(trained(forward=forward, name=name), trained(name=name))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_keep_no_activations(use_reentrant):
+    model, (((x, _), *_), _) = made("linear")
+    _ = KronALASSO(model).attach(adam(model.parameters()))
+    inputs = []
+    model[3].register_forward_pre_hook(lambda layer, args: inputs.append(weakref.ref(args[0])))
+    output = checkpoint(model, x.requires_grad_(), use_reentrant=use_reentrant)
+    assert [held() for held in inputs] == [None]
+    output.sum().backward()
+    assert len(inputs) == 2
 
 
 def test_an_activation_that_writes_into_the_layers_output():

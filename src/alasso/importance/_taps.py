@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,9 +16,9 @@ from alasso.importance.kronecker import (
     has_inputs_as_rows,
     is_factored,
     matrix_shape,
-    positions_of,
+    pairs_in,
     rank_of,
-    rows_of,
+    rows_told,
     signed_gradient,
     signs_like,
     sketch_of_gradients,
@@ -34,12 +35,12 @@ class Factors(NamedTuple):
     Attributes:
         rows: For the rows.
         columns: For the columns.
-        positions: How many positions of all samples they are sums over.
+        positions: How many pairs of an input and an output gradient they are sums over.
     """
 
     rows: Tensor
     columns: Tensor
-    positions: int
+    positions: Tensor
 
 
 class Output(NamedTuple):
@@ -50,14 +51,14 @@ class Output(NamedTuple):
         layer: The layer.
         product: T = M S, for the weight's gradient as backward made it, in all layers that have this weight.
         squares: Sum of the squares of the gradient by the layer's outputs.
-        positions: How many positions these are sums over.
+        terms: At how many positions of all samples that gradient is not zero. Where labels are ignored, it is.
     """
 
     name: str
     layer: nn.Module
     product: Tensor
     squares: Tensor
-    positions: int
+    terms: Tensor
 
 
 class LossScale(NamedTuple):
@@ -85,9 +86,40 @@ def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     Returns:
         The sketch of L; that of R, of any size.
     """
-    rows = [one.rows * (one.columns[:, -1].sum() / one.positions) for one in factors]
-    columns = [one.columns * (one.rows[:, -1].sum() / one.positions) for one in factors]
+    rows = [one.rows * (one.columns[:, -1].sum() / one.positions.clamp(min=1)) for one in factors]
+    columns = [one.columns * (one.rows[:, -1].sum() / one.positions.clamp(min=1)) for one in factors]
     return torch.stack(rows).sum(0), torch.stack(columns).sum(0)
+
+
+def reaching(layer: nn.Module, x: Tensor, g: Tensor) -> Tensor:
+    """Return the part of a layer's output gradient that reaches its weight.
+
+    Args:
+        layer: One that :func:`is_factored`.
+        x: Its input.
+        g: The gradient by its output.
+
+    Returns:
+        g, with zeros where an embedding's input is padding.
+    """
+    if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
+        return g
+    return g * x.ne(layer.padding_idx)[..., None]
+
+
+class Kept(torch.autograd.Function):
+    """Keeps a layer's input until its output gradient comes, as autograd does: recomputed by activation checkpointing,
+    or moved away, where the user asks for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return weight.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 class Taps:
@@ -164,7 +196,7 @@ class Taps:
         found, told = ((M @ signs_like(M, M.shape[1], T.shape[1])) * T).sum(), T.square().sum()
         found, told = sum_over_shards(torch.stack([found, told]), weight)
         factor = torch.where(told > 0, found.clamp(min=0) / told, 1.0)
-        terms = torch.full_like(factor, output.positions)
+        terms = output.terms.to(factor)
         self._scale = LossScale(factor, terms, factor * (output.squares * terms).sqrt())
         return self._scale
 
@@ -173,7 +205,7 @@ class Taps:
         seen = like.new_zeros(2, len(self._layers))  # positions and squares
         for i, (_, layer) in enumerate(self._layers):
             if output is not None and output.layer is layer:
-                seen[0, i], seen[1, i] = output.positions, output.squares
+                seen[0, i], seen[1, i] = output.terms, output.squares
         add_over_ranks_([seen])
         if not seen[0].any():
             return None
@@ -184,7 +216,7 @@ class Taps:
         if output is not None and output.layer is layer:
             product = output.product
         add_over_ranks_([product])
-        return Output(name, layer, product, seen[1, i], int(seen[0, i]))
+        return Output(name, layer, product, seen[1, i], seen[0, i])
 
     def take(self, parameters: Mapping[str, nn.Parameter], states: Mapping[str, Any]) -> dict[str, list[Factors]]:
         """Return what was seen of these parameters since the last step, on all ranks together, and forget it.
@@ -194,24 +226,26 @@ class Taps:
             states: Their states, which tell the sketches' sizes.
 
         Returns:
-            The factors that each layer told; none of a parameter that no layer told anything of.
+            The factors that each layer told; none of a parameter of which a layer told nothing, as a tied output's
+            where the loss takes its weight alone.
         """
         seen = {name: self.seen.pop(name, {}) for name in parameters}
         if parameters and is_distributed():
             layers = [(name, layer) for name, layer in self._layers if name in parameters]
+            none = torch.zeros((), dtype=torch.long, device=next(iter(parameters.values())).device)
             for name, layer in layers:  # which another rank may have called
                 nothing = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
-                seen[name].setdefault(layer, Factors(*nothing, 0))
-            device = next(iter(parameters.values())).device
-            counts = torch.tensor([seen[name][layer].positions for name, layer in layers], device=device)
+                seen[name].setdefault(layer, Factors(*nothing, none))
+            counts = torch.stack([seen[name][layer].positions for name, layer in layers])
             add_over_ranks_([counts])
-            for (name, layer), positions in zip(layers, counts.tolist(), strict=True):
+            for (name, layer), positions in zip(layers, counts, strict=True):
                 rows, columns, _ = seen[name].pop(layer)
                 if positions:
                     if not is_sharded(parameters[name]):
                         add_over_ranks_([rows, columns])
                     seen[name][layer] = Factors(rows, columns, positions)
-        return {name: list(of_weight.values()) for name, of_weight in seen.items()}
+        sharing = Counter(name for name, _ in self._layers)
+        return {name: list(told.values()) if len(told) == sharing[name] else [] for name, told in seen.items()}
 
 
 class Tap:
@@ -252,22 +286,23 @@ class Tap:
         rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.anchor.dtype
         if is_transposed := has_inputs_as_rows(layer):
             rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
-        x = next(iter((*args, *kwargs.values())))
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            A = sketch_of_inputs(layer, x.detach(), rank_of_columns, dtype)
-        tokens = x if isinstance(layer, nn.Embedding) else None
+        kept = Kept.apply(weight, next(iter((*args, *kwargs.values()))))
 
         def see(g: Tensor) -> None:
-            with torch.no_grad():
-                G = sketch_of_gradients(layer, g, rank_of_rows, dtype, tokens)
+            (x,) = kept.grad_fn.saved_tensors
+            with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
+                g = reaching(layer, x, g)
+                told = rows_told(layer, g)
                 nearest = taps.output  # backward comes to it before all others
                 if nearest is None or nearest.name == name:
-                    product = signed_gradient(layer, x.detach(), g, rank_of(state.columns), dtype)
-                    squares, count = g.to(dtype).square().sum(), len(rows_of(layer, g))
+                    product = signed_gradient(layer, x, g, rank_of(state.columns), dtype)
+                    squares, terms = g.to(dtype).square().sum(), told.sum()
                     if nearest is not None and nearest.layer is not layer:  # it has the same weight
-                        squares, count = torch.zeros_like(squares), 0
-                    taps.see_output(Output(name, layer, product, squares, count))
+                        squares, terms = torch.zeros_like(squares), torch.zeros_like(terms)
+                    taps.see_output(Output(name, layer, product, squares, terms))
+                A = sketch_of_inputs(layer, x, told, rank_of_columns, dtype)
+                G = sketch_of_gradients(layer, g, rank_of_rows, dtype)
                 rows, columns = (A, G) if is_transposed else (G, A)
-                taps.see(name, layer, Factors(rows, columns, positions_of(layer, x, g)))
+                taps.see(name, layer, Factors(rows, columns, pairs_in(layer, x, told)))
 
         output.register_hook(see)

@@ -36,7 +36,8 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from alasso.importance._layers import CONVOLUTIONS, Convolution, kind_of, padding_of
 
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-LAYERS = frozenset({nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS})
+KERNELS = CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS
+LAYERS = frozenset({nn.Linear, nn.Embedding, *KERNELS})
 PIECE = 1 << 19  # weights at a time on a CPU
 SMALLEST = 1e-6  # eigenvalues below this share of the largest are rounding errors
 
@@ -353,12 +354,13 @@ def has_inputs_as_rows(layer: nn.Module) -> bool:
     return isinstance(layer, (nn.Embedding, *TRANSPOSED_CONVOLUTIONS)) or is_conv1d_of_transformers(layer)
 
 
-def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
-    """Return the sketch of A = Σ a aᵀ over all samples and positions of a call.
+def sketch_of_inputs(layer: nn.Module, x: Tensor, told: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return the sketch of A = Σ a aᵀ over the samples and positions of a call whose gradient is not zero.
 
     Args:
-        layer: One that :func:`is_factored`.
+        layer: One that :func:`is_factored`; a convolution's A is of all positions.
         x: The layer's input.
+        told: What :func:`rows_told` returns.
         rank: r.
         dtype: The precision to compute in.
 
@@ -367,27 +369,22 @@ def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype)
     """
     if isinstance(layer, nn.Embedding):
         counts = torch.zeros(layer.num_embeddings, dtype=dtype, device=x.device)
-        counts.index_add_(0, x.flatten(), torch.ones((), dtype=dtype, device=x.device).expand(x.numel()))
-        if layer.padding_idx is not None:
-            counts[layer.padding_idx] = 0
-        return sketch_of_counts(counts, rank)
+        return sketch_of_counts(counts.index_add_(0, x.flatten(), told.to(dtype)), rank)
     x = x.to(dtype)
     if isinstance(layer, CONVOLUTIONS):
         return sketch_of_windows(images_under(layer, x), layer.kernel_size, layer, rank)
-    return sketch(rows_of(layer, x), rank)
+    rows = rows_of(layer, x)
+    return sketch(rows if isinstance(layer, TRANSPOSED_CONVOLUTIONS) else rows.where(told[:, None], 0.0), rank)
 
 
-def sketch_of_gradients(
-    layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype, tokens: Tensor | None = None
-) -> Tensor:
+def sketch_of_gradients(layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
     """Return the sketch of G = Σ g gᵀ over all samples and positions of a call.
 
     Args:
         layer: One that :func:`is_factored`.
-        g: The gradient by the layer's output.
+        g: The gradient by the layer's output, as it reaches its weight.
         rank: r.
         dtype: The precision to compute in.
-        tokens: An embedding's input: where it is padding, g does not reach the weight.
 
     Returns:
         [Y | d], for the rows of the layer's weight, or its columns if it :func:`has_inputs_as_rows`.
@@ -395,23 +392,20 @@ def sketch_of_gradients(
     g = g.to(dtype)
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):  # the convolution from its output to its input
         return sketch_of_windows(images_under(layer, g), layer.kernel_size, layer, rank)  # type: ignore[arg-type]
-    if isinstance(layer, nn.Embedding) and tokens is not None:
-        g = without_padding(layer, tokens, g)
     return sketch(rows_of(layer, g), rank)
 
 
-def without_padding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
-    """Return the part of an embedding's output gradient that reaches its weight.
+def rows_told(layer: nn.Module, g: Tensor) -> Tensor:
+    """Return at which samples and positions a layer is told anything: not of padding, nor where labels are ignored.
 
     Args:
-        layer: The embedding.
-        tokens: Its input.
-        g: The gradient by its output.
+        layer: One that :func:`is_factored`.
+        g: The gradient by the layer's output, as it reaches its weight.
 
     Returns:
-        g, with zeros where the input is padding.
+        True or False for each of :func:`rows_of` the gradient.
     """
-    return g if layer.padding_idx is None else g * (tokens != layer.padding_idx)[..., None]
+    return g.any(-len(layer.kernel_size) - 1 if isinstance(layer, KERNELS) else -1).flatten()
 
 
 def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
@@ -420,7 +414,7 @@ def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: to
     Args:
         layer: One that :func:`is_factored`.
         x: The layer's input.
-        g: The gradient by the layer's output.
+        g: The gradient by the layer's output, as it reaches its weight.
         rank: r.
         dtype: The precision to compute in.
 
@@ -428,11 +422,11 @@ def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: to
         (rows, min(columns, r)).
     """
     if isinstance(layer, nn.Embedding):
-        g = rows_of(layer, without_padding(layer, x, g.to(dtype)))
+        g = rows_of(layer, g.to(dtype))
         told = g @ signs_like(g, g.shape[1], rank)
         return told.new_zeros(layer.num_embeddings, told.shape[1]).index_add_(0, x.flatten(), told)
     x, g = x.to(dtype), g.to(dtype)
-    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+    if isinstance(layer, KERNELS):
         seen, told = (x, g) if isinstance(layer, CONVOLUTIONS) else (g, x)
         dims, moves = len(layer.kernel_size) - 1, {"stride": layer.stride, "dilation": layer.dilation}
         told = told if told.dim() == dims + 3 else told[None]
@@ -444,24 +438,21 @@ def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: to
     return left.mT @ (right @ signs_like(right, right.shape[1], rank))
 
 
-def positions_of(layer: nn.Module, x: Tensor, g: Tensor) -> int:
+def pairs_in(layer: nn.Module, x: Tensor, told: Tensor) -> Tensor:
     """Return how many pairs of an input and an output gradient, (a, g), make up a layer's gradient in a call.
 
     Args:
         layer: One that :func:`is_factored`.
         x: The layer's input.
-        g: The gradient by the layer's output.
+        told: What :func:`rows_told` returns.
 
     Returns:
-        Their number.
+        Their number; of a convolution, all.
     """
-    if isinstance(layer, nn.Embedding):
-        return x.numel()
-    if isinstance(layer, CONVOLUTIONS):
-        return g.numel() // layer.out_channels * layer.groups
-    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
-        return x.numel() // layer.in_channels * layer.groups
-    return x.numel() // x.shape[-1]
+    if not isinstance(layer, KERNELS):
+        return told.sum()
+    places = len(told) if isinstance(layer, CONVOLUTIONS) else x.numel() // layer.in_channels
+    return torch.full((), places * layer.groups, device=x.device)
 
 
 def images_under(layer: nn.Module, x: Tensor) -> Tensor:
@@ -474,7 +465,7 @@ def images_under(layer: nn.Module, x: Tensor) -> Tensor:
     Returns:
         (N, C, *positions).
     """
-    assert isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS)
+    assert isinstance(layer, KERNELS)
     x = x if x.dim() == len(layer.kernel_size) + 2 else x[None]
     if isinstance(layer, CONVOLUTIONS):
         return F.pad(x, padding_of(layer), "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
@@ -495,6 +486,6 @@ def rows_of(layer: nn.Module, values: Tensor) -> Tensor:
     Returns:
         (N · positions, C).
     """
-    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+    if isinstance(layer, KERNELS):
         values = values.movedim(-len(layer.kernel_size) - 1, -1)
     return values.reshape(-1, values.shape[-1])

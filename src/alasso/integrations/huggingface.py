@@ -12,7 +12,7 @@ import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from alasso._digest import Sink, check_digest, with_digest
 from alasso._files import whole_file
+from alasso._gauge import Gauge
 from alasso.errors import AlassoError
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
@@ -33,6 +34,9 @@ except ImportError as error:
     needed = "alasso.integrations.huggingface needs transformers: pip install 'alasso[huggingface]'"
     raise ImportError(needed) from error
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
 FILE = "alasso.pt"  # beside the trainer's checkpoint
 FOLDER = "alasso"  # instead of the file if the state is sharded: a part from each rank
 IGNORED = -100  # label of positions that the loss ignores
@@ -42,8 +46,9 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
     """Protects what the model has learned during the training on later domains.
 
     The callback saves the method's state into every checkpoint folder and loads it when training resumes from one, so
-    that training continues bit for bit. It adds ``alasso_penalty`` to the training logs and ``…_forgetting`` to the
-    results of evaluations.
+    that training continues bit for bit. It adds ``alasso_penalty`` and a gauge's values to the training logs, and
+    ``…_forgetting`` to the results of evaluations. The trainer calls its reporters first: they see these only after
+    :meth:`join`.
 
     Args:
         regularizer: Any method, such as ``ALASSO(model)``; or the class, called with the trainer's model.
@@ -52,6 +57,7 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         head: Maps the model's output to the task's logits.
         metric: Name of the evaluation metric (larger is better) whose distance from its best so far is the forgetting.
         resume_from: The checkpoint folder to resume from, if it is not in the output folder.
+        gauge: Counts the steps; what it reports is logged, and its state is part of the checkpoints.
 
     Raises:
         AlassoError: ``end_of_task`` is unknown, or ``regularizer`` is no regularizer and cannot make one.
@@ -66,11 +72,23 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         head: Head | None = None,
         metric: str = "accuracy",
         resume_from: str | Path | None = None,
+        gauge: Gauge | None = None,
     ) -> None:
         self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
         self.metric = metric
         self.resume_from = resume_from
+        self.gauge = gauge
+        self._gauged: dict[str, float] = {}  # what was read since the last log
         self.best: dict[str, float] = {}  # each evaluation's metric at its best, over all tasks so far
+
+    def join(self, trainer: Trainer) -> None:
+        """Become the first of a trainer's callbacks, so that W&B, TensorBoard and others see what this one logs.
+
+        Args:
+            trainer: The trainer; this is in place of ``callbacks=[…]``.
+        """
+        callbacks = trainer.callback_handler.callbacks
+        callbacks[:] = [self, *(one for one in callbacks if one is not self)]
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -81,6 +99,11 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         if state.global_step > 0:
             self._load(self._resumed_folder(args, state))
         self._keeper.begin([kwargs["optimizer"]])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.gauge is not None and (found := self.gauge.step()):
+            self._gauged = found
+            control.should_log = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         folder = _checkpoint_folder(args, state)
@@ -102,6 +125,8 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
         added = self._forgetting(logs)
         if "loss" in logs and self.regularizer.tasks > 0:
             added["alasso_penalty"] = float(self.regularizer.penalty().detach())
+        if "loss" in logs:
+            added, self._gauged = added | self._gauged, {}
         logs.update(added)
         if state.log_history:  # it already holds a copy of the logs
             state.log_history[-1].update(added)
@@ -136,10 +161,13 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
             )
         self.regularizer.load_state_dict(saved["regularizer"])
         self.best = json.loads(saved["best"])
+        if self.gauge is not None and (gauge := json.loads(saved.get("gauge", "null"))):
+            self.gauge.load_state_dict(gauge)
 
     def _state(self) -> dict[str, Any]:
         return {
             "best": json.dumps(self.best),
+            "gauge": json.dumps(None if self.gauge is None else self.gauge.state_dict()),
             "weights": _fingerprint(self.regularizer),
             "regularizer": self.regularizer.state_dict(),
         }

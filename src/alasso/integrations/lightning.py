@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from alasso._digest import check_digest, with_digest
+from alasso._gauge import Gauge
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.regularizer import Head, Loader, Regularizer
 
@@ -32,6 +33,7 @@ class AlassoCallback(HasRegularizer, Callback):
         loader: Data on which EWC and MAS measure importance; the trainer's own training data if None.
         head: Maps the model's output to the task's logits.
         log_penalty: Whether to log ``alasso/penalty`` as often as the trainer logs.
+        gauge: Counts the steps; the loggers get what it reports, and its state is part of the checkpoints.
 
     Raises:
         AlassoError: ``end_of_task`` is unknown, or ``regularizer`` is no regularizer and cannot make one.
@@ -45,9 +47,12 @@ class AlassoCallback(HasRegularizer, Callback):
         loader: Loader | None = None,
         head: Head | None = None,
         log_penalty: bool = True,
+        gauge: Gauge | None = None,
     ) -> None:
         self._keeper = TaskKeeper(regularizer, end_of_task, loader, head)
         self.log_penalty = log_penalty
+        self.gauge = gauge
+        self._counted = 0  # of the trainer's steps
         self._ended = True
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -57,6 +62,7 @@ class AlassoCallback(HasRegularizer, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._keeper.begin(trainer.optimizers)
+        self._counted = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -64,6 +70,11 @@ class AlassoCallback(HasRegularizer, Callback):
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is made
         if self.log_penalty and trainer.loggers and self.regularizer.tasks > 0 and trainer.global_step % every == 0:
             pl_module.log("alasso/penalty", self.regularizer.penalty().detach())
+        if self.gauge is not None and trainer.global_step > self._counted:  # not while gradients accumulate
+            self._counted = trainer.global_step
+            if found := self.gauge.step():
+                for logger in trainer.loggers:
+                    logger.log_metrics(found, step=trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end(trainer)
@@ -82,9 +93,14 @@ class AlassoCallback(HasRegularizer, Callback):
             self.regularizer.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        return with_digest(self.regularizer.state_dict()) if self._keeper.is_made else {}
+        if not self._keeper.is_made:
+            return {}
+        gauge = {} if self.gauge is None else {"gauge": self.gauge.state_dict()}
+        return with_digest({**self.regularizer.state_dict(), **gauge})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict:
             check_digest(state_dict, "the regularizer's state in this checkpoint")
             self.regularizer.load_state_dict(state_dict)
+            if self.gauge is not None and "gauge" in state_dict:
+                self.gauge.load_state_dict(state_dict["gauge"])

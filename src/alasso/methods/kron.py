@@ -16,9 +16,9 @@ inputs a of the layer and the gradients g of its outputs tell
 
 with sums and the mean over samples and positions. Their product is about the Fisher information of the batch's loss, a
 mean over B terms: B is the number of samples and positions at the output, the layer nearest to the loss, which backward
-comes to first. Between what backward tells the layers and the gradients M that the optimizer has lies a factor f:
-clipping, a GradScaler, the mean over ranks. The output's weight shows it: T, the product of its gradient as backward
-made it with random signs S, against that of its M,
+comes to first. Rows whose gradient is zero, of ignored labels and padding, count nowhere. Between what backward tells
+the layers and the gradients M that the optimizer has lies a factor f: clipping, a GradScaler, the mean over ranks. The
+output's weight shows it: T, the product of its gradient as backward made it with random signs S, against that of its M,
 
 .. math:: f = \langle M S, T \rangle / \langle T, T \rangle.
 
@@ -278,7 +278,7 @@ class KronSurrogate(Surrogate[KronState]):
         return self.with_past(theta, past)
 
     def warm_start(self, theta: Tensor, importance: Tensor) -> KronState:
-        """Return the state whose factors are the sums of the importance by rows and by columns."""
+        # The factors are the sums of the importance by rows and by columns.
         omega = as_matrix(2 * importance)
         rows, columns = omega.sum(1), omega.sum(0)
         s = self.init(theta)
@@ -410,8 +410,8 @@ class KronALASSO(Regularizer):
         self.taps = Taps()
         super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude)
 
-    def attach(self, optimizer: Optimizer, compile: bool = False) -> KronALASSO:
-        super().attach(optimizer, compile)
+    def attach(self, optimizer: Optimizer, compile: bool = False, *, every: int | None = None) -> KronALASSO:
+        super().attach(optimizer, compile, every=every)
         self.taps.put(self)
         if self.scale == "fisher" and not self.taps:
             self.detach()
@@ -443,10 +443,9 @@ class KronALASSO(Regularizer):
     @property
     def step_kind(self) -> int:
         """Weight of the step to come in the means over a task's steps; 0 if its factors are not looked at."""
-        step = self.steps // max(len(self._attached), 1)
-        if step < ALL_AT_FIRST:
+        if self.rounds < ALL_AT_FIRST:
             return 1
-        return self.every if step % self.every == 0 else 0
+        return self.every if self.rounds % self.every == 0 else 0
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:

@@ -90,6 +90,18 @@ def test_a_run_that_diverged_is_not_tried_again_until_its_note_is_deleted(here, 
     assert code == 0 and "To do: 1 run" in output
 
 
+def test_a_shard_runs_its_share_and_leaves_the_verdicts_to_the_end(here, reproduce):
+    out, document = here / "paper" / "results", here / "paper" / "REPRODUCTION.md"
+    for i, there in ((1, 5), (2, 8)):
+        code, output, errors = reproduce("--device", "cpu", "--quiet", "--shard", f"{i}/2")
+        assert code == 0 and "the same command with --judge and without --shard judges" in output, errors
+        assert len(list(out.iterdir())) == there and not document.exists()
+    code, output, _ = reproduce("--judge")
+    assert code == 0 and "Of 2 claims:" in output and document.exists()
+    code, _, errors = reproduce("--judge", "--shard", "1/2")
+    assert code == 2 and errors == "alasso: --judge and --unpack take all results there are: leave out --shard\n"
+
+
 def test_stopped_prints_the_command_that_resumes(here, reproduce, monkeypatch):
     def stop(*_):
         raise Stopped("task 2, epoch 1, step 3")

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench import results
-from alasso.bench.cli.console import AllowModel, DataDir, Device, Terminal, end_stopped, say
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Ray, Shard, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.models import check_allowed
@@ -76,6 +76,8 @@ def reproduce(
         Path | None,
         typer.Option("--out", help="Folder of results. Default: that of the paper."),
     ] = None,
+    shard: Shard = None,
+    ray: Ray = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only show what is missing and how long it takes.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Run nothing: judge the results there are.")] = False,
     unpack: Annotated[
@@ -98,6 +100,8 @@ def reproduce(
         raise AlassoError("--plan, --judge, --pack and --unpack exclude each other: give one of them")
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
+    if shard is not None and (judge or unpack is not None):
+        raise AlassoError("--judge and --unpack take all results there are: leave out --shard")
     work = Work.read(paper, only or [], skip or [], out)
     for line in work.evidence.left_out.values():
         say(f"left out: {line}")
@@ -107,17 +111,20 @@ def reproduce(
     if pack:
         return say(f"moved {count_of(move_into_lines(work.chosen, work.evidence, work.out), 'result')} in {work.out}")
     if plan:
-        return show_plan(work, make_plan(work.chosen, work.evidence, seeds))
+        return show_plan(work, make_plan(work.chosen, work.evidence, seeds, shard))
     document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
     page_file = report or (None if judge else PAGE if work.is_papers_own else work.out / PAGE.name)
     check_file(document, ".md")
     if page_file is not None:
         check_file(page_file, ".html", ".htm")
     if not judge:
-        planned = make_plan(work.chosen, work.evidence, seeds)
+        planned = make_plan(work.chosen, work.evidence, seeds, shard)
         used = [config.model for config in (*planned.missing, *(probe.config for probe in planned.probes))]
         check_allowed(used, allow_model or [], work.paper, "--allow-model")
-        run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
+        options = Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet, ray=ray)
+        run_missing(work, planned, options)
+        if shard is not None:
+            return say("When all shards are there, the same command with --judge and without --shard judges.")
         work = replace(work)  # forgets the evidence it has read
     return conclude(work, document, page_file, quiet=quiet)
 
