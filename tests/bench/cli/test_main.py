@@ -3,6 +3,7 @@
 import errno
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -227,3 +228,13 @@ def test_a_failure_that_is_not_the_users_is_not_hidden(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["alasso", "demo"])
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         cli.main()
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", [[], ["run"], ["data", "fetch"]], ids=" ".join)
+def test_help_is_as_wide_as_the_terminal_and_cuts_no_name(command, columns):
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"}
+    words = [sys.executable, "-m", "alasso", *command, "--help"]
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, shown.splitlines())) <= columns + 4  # a long word may stand out
+    assert re.search(r"--\w+…", shown) is None and "\x1b" not in shown
