@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,10 +13,11 @@ from alasso.bench.training import nodes, sweep
 from alasso.bench.training.progress import Observer, Pruned, Stopped
 from alasso.errors import AlassoError, DivergedError
 
+from made_up import small_paper
 from run_helpers import in_process, numbers, small
 
 #: Long enough for a node to be lost in the middle of one.
-RUNS = [small(method, seed=seed, tasks=4, epochs=6) for method in ("sgd", "alasso", "kron-alasso") for seed in range(4)]
+RUNS = [small(method, seed=seed, tasks=3, epochs=5) for method in ("sgd", "alasso", "kron-alasso") for seed in range(4)]
 
 slow = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's remarks are not the point here
 
@@ -57,31 +58,27 @@ class TestCluster:
 
     def test_twelve_runs_of_which_a_node_is_lost_equal_those_without(self, cluster, options, tmp_path, capsys):
         out = tmp_path / "nodes"
-        lost, when = next(iter(cluster.worker_nodes)), time.monotonic()
+        lost = [next(iter(cluster.worker_nodes))]
 
-        def lose_a_node():
-            while len(list(out.glob("*.json"))) < 2 and time.monotonic() - when < 300:
-                time.sleep(0.05)
-            cluster.remove_node(lost, allow_graceful=False)
+        def lose_a_node():  # when each of them is in its first run
+            if lost:
+                threading.Thread(target=cluster.remove_node, args=[lost.pop(), False]).start()
 
-        killer = threading.Thread(target=lose_a_node)
-        killer.start()
-        found = sweep.carry_out(RUNS, options(checkpoint_every=0.0), Console(width=200))
-        killer.join()
-        seconds = time.monotonic() - when
+        watch = Watching(lose_a_node)
+        found = sweep.carry_out(RUNS, options(checkpoint_every=0.0), Console(width=200), watch=lambda config: watch)
         output = capsys.readouterr().out
         assert [result.config for result in found] == RUNS and "12 runs on Ray, 3 at a time" in output
+        assert all(output.count(f", seed {seed}: task 3/3") == 3 for seed in range(4))
         assert output.count("starts again") == 1 and "resuming at" in output, output
         assert sorted(path.name for path in out.iterdir()) == sorted(f"{config.name}.json" for config in RUNS)
         sweep.carry_out(RUNS, sweep.Options(tmp_path / "here", device="cpu", quiet=True), Console(quiet=True))
         assert numbers(out) == numbers(tmp_path / "here")
-        print(f"{seconds:.1f} s with Ray", output)
         cluster.add_node(num_cpus=1)
 
     def test_ctrl_c_stops_all_nodes_and_they_resume_where_they_were(self, options, tmp_path):
         configs, out = RUNS[4:7], tmp_path / "nodes"
         watch = Watching(lambda: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(Stopped):
+        with pytest.raises(Stopped, match=r"\d finished runs? and \d checkpoints?"):
             sweep.carry_out(configs, options(quiet=True), Console(), watch=lambda config: watch)
         assert len(list(out.glob("*.checkpoint"))) + len(list(out.glob("*.json"))) == 3
         assert list(out.glob("*.checkpoint")) and not list(out.glob(".*"))
@@ -118,6 +115,22 @@ class TestCluster:
         assert code == 2 and "Ray gives each run a GPU; use auto, cpu or cuda" in errors
 
 
+@pytest.mark.parametrize("command", ["run", "search", "reproduce"])
+def test_every_command_that_sweeps_takes_the_address(command, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def stopped(configs, options, *rest, **more):
+        asked.append(options.ray)
+        raise Stopped("here")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "carry_out", stopped)
+    small_paper(tmp_path / "paper")
+    words = {"run": ["permuted-digits"], "search": ["permuted-digits", "--file", "f.json"], "reproduce": []}[command]
+    code, output, _ = in_process([command, *words, "--ray", "head:6379"], monkeypatch, capsys)
+    assert code == 130 and asked == ["head:6379"] and "--ray head:6379" in output
+
+
 def test_without_ray_a_line_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     words = ["run", "permuted-digits", "--tasks", 1, "--ray", "auto", "--out", tmp_path]
@@ -125,13 +138,17 @@ def test_without_ray_a_line_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     assert (code, errors) == (2, "alasso: Ray is not installed: pip install 'alasso[ray]'\n")
 
 
-def test_a_worker_trains_as_the_process_that_asked_would(tmp_path):
+def test_a_worker_trains_as_the_process_that_asked_would(tmp_path, monkeypatch):
     """A node's part of the work, without a cluster."""
-    letters = []
+    letters, waited = [], []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=waited.append))
 
     class Post:
-        class put_nowait:
-            remote = letters.append
+        class put:
+            @staticmethod
+            def remote(letter):
+                letters.append(letter)
+                return len(letters)
 
     config = small("si")
     mark = tmp_path / "mark"
@@ -140,7 +157,7 @@ def test_a_worker_trains_as_the_process_that_asked_would(tmp_path):
     found = nodes.work(config, 7, Post, mark, 1, nodes.versions(), how)
     (there,) = sweep.carry_out([config], sweep.Options(tmp_path / "here", device="cpu", quiet=True), Console())
     assert (found.accuracy, found.metrics) == (there.accuracy, there.metrics)
-    assert {number for number, *_ in letters} == {7}
+    assert {number for number, *_ in letters} == {7} and waited == [len(letters)]
     assert [event for _, event, _ in letters if event.endswith(("n", "task_done"))] == ["begin"] + 3 * ["task_done"]
     assert results.checkpoint_path(config, tmp_path).exists()  # until who asked has written the result
     with pytest.raises(AlassoError, match=r"has alasso .*, this machine alasso 0.0: install the same on every node"):

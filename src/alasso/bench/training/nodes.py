@@ -81,11 +81,8 @@ def trained(
         AlassoError: A node refused a run, or one was lost again and again.
         Stopped: The user pressed Ctrl-C; what has ended was yielded.
     """
-    ray, numbers, stopping = cluster.ray, count(), False
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
-    letters = ray.util.queue.Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    ray, numbers, stopping, ended = cluster.ray, count(), False, 0
+    letters = cluster.letterbox()
     mark = folder.absolute() / f".{uuid.uuid4().hex}.shared"  # who sees it shares the folder
     write_whole(mark, b"")
     task = ray.remote(num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_retries=0)(work)
@@ -94,7 +91,7 @@ def trained(
 
     def send(config: RunConfig, lost: int = 0) -> None:
         number, again = next(numbers), {"resume": True} if lost else {}
-        ref = task.remote(config, number, letters.actor, mark, cluster.cpus, versions(), {**how, **again})
+        ref = task.remote(config, number, letters, mark, cluster.cpus, versions(), {**how, **again})
         flights[number] = Flight(config, ref, lost)
 
     try:
@@ -103,7 +100,7 @@ def trained(
         while flights:
             number_of = {flight.ref: number for number, flight in flights.items()}
             ready, _ = ray.wait(list(number_of), timeout=LOOK_EVERY)
-            for number, event, arguments in letters.get_nowait_batch(letters.qsize()):
+            for number, event, arguments in ray.get(letters.take.remote()):
                 if number in flights:
                     deliver(ray, flights[number], observers, event, arguments)
             for ref in ready:
@@ -116,19 +113,21 @@ def trained(
                     if flight.lost == MOST_LOST:
                         raise AlassoError(f"{flight.config.name} was lost {MOST_LOST + 1} times; {outcome}")
                     send(flight.config, flight.lost + 1)
+                ended += isinstance(outcome, Result)
                 yield flight.config, None if flight.pruned else outcome
             if stop_requested() and not stopping:
                 stopping = True
                 for flight in flights.values():
                     ray.cancel(flight.ref)
         if stopping:
-            raise Stopped("the ends of runs, and to where a run was that shares this folder")
+            kept = sum(results.checkpoint_path(config, folder).exists() for config in configs)
+            raise Stopped(f"{count_of(ended, 'finished run')} and {count_of(kept, 'checkpoint')}")
     finally:
         mark.unlink(missing_ok=True)
         for flight in flights.values():
             ray.cancel(flight.ref)
             flight.watched.close()
-        letters.shutdown()
+        ray.kill(letters)
 
 
 def deliver(
@@ -179,15 +178,19 @@ def work(
     config: RunConfig, number: int, post: Any, mark: Path, cpus: int, asked: str, how: dict[str, Any]
 ) -> Result | tuple[Divergence, dict[str, Any]]:
     """Trains one run; ``number`` is what its letters are signed with, ``asked`` the versions of who asked."""
+    import ray
+
     host = socket.gethostname()
     if (here := versions()) != asked:
         raise AlassoError(f"{host} has {here}, this machine {asked}: install the same on every node")
     torch.set_num_threads(cpus)
-    messenger = Messenger(lambda event, *arguments: post.put_nowait.remote((number, event, arguments)))
+    messenger = Messenger(lambda event, *arguments: post.put.remote((number, event, arguments)))
     give_up = time.monotonic() + LEASE
     while True:
         try:
-            return run(config, checkpoints=mark.parent if mark.exists() else None, observer=messenger, **how)
+            found = run(config, checkpoints=mark.parent if mark.exists() else None, observer=messenger, **how)
+            ray.get(messenger.sent)  # nothing comes after the result
+            return found
         except RunDiverged as error:
             return error.note, results.environment(str(torch_device(how["device"])))
         except AlassoError as error:
@@ -203,23 +206,24 @@ class Messenger(Observer):
 
     def __init__(self, send: Callable[..., object]) -> None:
         self.send = send
-        self.last = 0.0
+        self.sent: Any = None
+        self.last_step = 0.0
 
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
-        self.send("begin", range(len(stream)), done, total)
+        self.sent = self.send("begin", range(len(stream)), done, total)
 
     def step_done(self, task: int, epoch: int, done: int) -> None:
-        if (now := time.monotonic()) - self.last > STEPS_EVERY:
-            self.last = now
-            self.send("step_done", task, epoch, done)
+        if (now := time.monotonic()) - self.last_step > STEPS_EVERY:
+            self.last_step = now
+            self.sent = self.send("step_done", task, epoch, done)
 
     def epoch_done(
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
-        self.send("epoch_done", task, epoch, loss, penalty, accuracy, seconds_left)
+        self.sent = self.send("epoch_done", task, epoch, loss, penalty, accuracy, seconds_left)
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
-        self.send("task_done", task, accuracy, seconds_left)
+        self.sent = self.send("task_done", task, accuracy, seconds_left)
 
 
 # -- the cluster ----------------------------------------------------------------------------------------------------
@@ -262,6 +266,24 @@ class Cluster:
         wanted = {"CPU": self.cpus, "GPU": self.gpus}
         return sum(int(min(has.get(what, 0) // n for what, n in wanted.items() if n)) for has in nodes)
 
+    def letterbox(self) -> Any:
+        """A place on this machine for what nodes write; each one's letters stay in their order."""
+
+        class Letters:  # in here, it goes to its process by value, and that process needs no torch
+            def __init__(self) -> None:
+                self.there: list[Any] = []
+
+            def put(self, letter: Any) -> None:
+                self.there.append(letter)
+
+            def take(self) -> list[Any]:
+                taken, self.there = self.there, []
+                return taken
+
+        node = self.ray.get_runtime_context().get_node_id()
+        here = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return self.ray.remote(num_cpus=0, scheduling_strategy=here)(Letters).remote()
+
     def room(self, runs: int) -> str:
         """The same in words; where there is no room at all, a cluster that grows may make some."""
         if self.places:
@@ -273,7 +295,6 @@ def connected(address: str) -> Any:
     """The library Ray, after it has joined a cluster; SIGTERM goes on to mean what it meant."""
     try:
         import ray
-        import ray.util.queue
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise AlassoError("Ray is not installed: pip install 'alasso[ray]'") from error
