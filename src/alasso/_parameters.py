@@ -286,9 +286,11 @@ def check_importance(
     names, flags = [], [0]  # whether any importance is not zero; then by tensor, whether it is not finite
     for name, omega in importance:
         names.append(name)
-        flags[0] |= int(bool(omega.any()))
-        is_finite = torch.isfinite(omega).all() and torch.isfinite(others.get(name, omega.new_zeros(())))
-        flags.append(int(not is_finite))
+        # No tensor of its size is made beside it, and none is kept while the next one is made.
+        largest = torch.linalg.vector_norm(omega, torch.inf) if omega.numel() else omega.new_zeros(())
+        del omega
+        flags[0] |= int(bool(largest))
+        flags.append(int(not torch.isfinite(largest + others.get(name, 0.0))))
     # A rank sees its own shards alone, but either all ranks continue or none does.
     any_importance, *odd = agreed(flags, parameters.values())
     for name, is_odd in zip(names, odd, strict=True):

@@ -214,7 +214,7 @@ class Regularizer:
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
-                sums = torch.stack([(theta - state.anchor).square().sum(), getattr(state, "path", theta).sum()])
+                sums = torch.stack([(theta - state.anchor).square_().sum(), getattr(state, "path", theta).sum()])
                 moves[name], drop = sum_over_shards(sums, parameter)
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
                     move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
@@ -223,7 +223,7 @@ class Regularizer:
                 stiffness = protected.surrogate.typical_stiffness(new_states[name])
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
-        importance = zip(new_states, map(protected.surrogate.importance, new_states.values()), strict=True)
+        importance = ((name, protected.surrogate.importance(state)) for name, state in new_states.items())
         check_importance(measured.items() or importance, parameters, finite)
         protected.end_task(new_states)
         self.notes.task_ends(moves)

@@ -177,7 +177,7 @@ class KronSurrogate(Surrogate[KronState]):
         return self.c * times(s.row_form, D, s.column_form).view_as(theta)
 
     def importance(self, s: KronState) -> Tensor:
-        return 0.5 * torch.outer(diagonal(s.row_form), diagonal(s.column_form)).view_as(s.anchor)
+        return torch.outer(0.5 * diagonal(s.row_form), diagonal(s.column_form)).view_as(s.anchor)
 
     def typical_stiffness(self, s: KronState) -> tuple[Tensor, Tensor]:
         (soft_rows, stiff_rows), (soft_columns, stiff_columns) = spread(s.row_form), spread(s.column_form)
@@ -265,13 +265,13 @@ class KronSurrogate(Surrogate[KronState]):
         if not bool(s.steps):  # the task did not train it
             return KronState(*(t.clone() for t in s._replace(anchor=theta)))
         L, R = s.rows / s.steps, s.columns / s.steps
-        D = as_matrix(theta - s.anchor)
         past = {
             "past_rows": self.gamma * s.past_rows + L,
             "past_columns": self.gamma * s.past_columns + R,
             "tasks": self.gamma * s.tasks + 1,
         }
         if self.scale == "path":
+            D = as_matrix(theta - s.anchor)
             above, below = s.path.clamp(min=0), 0.5 * (times(form(L), D, form(R)) * D).sum()
         else:
             above, below = torch.full_like(s.unit, STRENGTH), s.unit
