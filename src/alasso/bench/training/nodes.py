@@ -164,7 +164,7 @@ def landed(ray: Any, flight: Flight) -> Outcome | Lost:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, AlassoError):
             raise error.cause from None
-        if isinstance(error.cause, Stopped):  # cancelled, or the node was told to stop
+        if isinstance(error.cause, Stopped | ray.exceptions.RayError):  # cancelled, or the node was told to stop
             return Lost("its node was told to stop; starts again")
         raise
     except ray.exceptions.RayError as error:
@@ -189,7 +189,8 @@ def work(
     while True:
         try:
             found = run(config, checkpoints=mark.parent if mark.exists() else None, observer=messenger, **how)
-            ray.get(messenger.sent)  # nothing comes after the result
+            with suppress(ray.exceptions.RayError, KeyboardInterrupt):  # cancelled at its end, it has ended
+                ray.get(messenger.sent)  # nothing comes after the result
             return found
         except RunDiverged as error:
             return error.note, results.environment(str(torch_device(how["device"])))
