@@ -138,6 +138,16 @@ def test_without_ray_a_line_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     assert (code, errors) == (2, "alasso: Ray is not installed: pip install 'alasso[ray]'\n")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_where_nobody_answers_is_refused_in_a_line(address, tmp_path, monkeypatch, capsys):
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: pytest.fail("would wait for minutes"))
+    for name in ("ray", "ray.util", "ray.util.scheduling_strategies"):
+        monkeypatch.setitem(sys.modules, name, ray)
+    words = ["run", "permuted-digits", "--tasks", 1, "--ray", address, "--out", tmp_path]
+    code, _, errors = in_process(words, monkeypatch, capsys)
+    assert code == 2 and errors.startswith(f"alasso: cannot join Ray at {address}: ") and len(errors.splitlines()) == 1
+
+
 def test_a_worker_trains_as_the_process_that_asked_would(tmp_path, monkeypatch):
     """A node's part of the work, without a cluster."""
     letters, waited = [], []

@@ -302,9 +302,12 @@ def connected(address: str) -> Any:
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody unasked
         before = signal.getsignal(signal.SIGTERM)
+        host, _, port = address.rpartition(":")
         try:
+            if port.isdecimal() and "/" not in host:  # Ray itself would wait for minutes
+                socket.create_connection((host, int(port)), timeout=10.0).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             why = " ".join(str(error).split()).partition(". ")[0]
             raise AlassoError(f"cannot join Ray at {address}: {why:.300}") from error
         finally:
