@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso._distributed import add_over_ranks_, is_distributed, is_sharded, sharded_like, sum_over_shards
+from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
 from alasso.importance.kronecker import (
     has_inputs_as_rows,
     is_factored,
@@ -18,7 +19,6 @@ from alasso.importance.kronecker import (
     positions_of,
     rank_of,
     rows_of,
-    signed_gradient,
     signs_like,
     sketch_of_gradients,
     sketch_of_inputs,
@@ -35,11 +35,13 @@ class Factors(NamedTuple):
         rows: For the rows.
         columns: For the columns.
         positions: How many positions of all samples they are sums over.
+        sizes: Of the samples' gradients, and as if their positions had nothing in common; zeros if they need not.
     """
 
     rows: Tensor
     columns: Tensor
     positions: int
+    sizes: Tensor
 
 
 class Output(NamedTuple):
@@ -77,7 +79,8 @@ class LossScale(NamedTuple):
 def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     """Return sketches of L and R of a weight that one layer has, or several.
 
-    A layer's G is a sum over positions, A a mean, and L takes the size of both: tr L = tr G tr A.
+    A layer's G is a sum over positions, A a mean, and L takes the size of both, tr G tr A, times what positions have in
+    common.
 
     Args:
         factors: Of each layer.
@@ -85,8 +88,12 @@ def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     Returns:
         The sketch of L; that of R, of any size.
     """
-    rows = [one.rows * (one.columns[:, -1].sum() / one.positions) for one in factors]
-    columns = [one.columns * (one.rows[:, -1].sum() / one.positions) for one in factors]
+    rows, columns = [], []
+    for one in factors:
+        together, alone = one.sizes
+        per_position = torch.where(alone > 0, together / alone, 1.0) / one.positions
+        rows.append(one.rows * (one.columns[:, -1].sum() * per_position))
+        columns.append(one.columns * (one.rows[:, -1].sum() * per_position))
     return torch.stack(rows).sum(0), torch.stack(columns).sum(0)
 
 
@@ -200,17 +207,17 @@ class Taps:
         if parameters and is_distributed():
             layers = [(name, layer) for name, layer in self._layers if name in parameters]
             for name, layer in layers:  # which another rank may have called
-                nothing = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
-                seen[name].setdefault(layer, Factors(*nothing, 0))
+                rows, columns = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
+                seen[name].setdefault(layer, Factors(rows, columns, 0, rows.new_zeros(2)))
             device = next(iter(parameters.values())).device
             counts = torch.tensor([seen[name][layer].positions for name, layer in layers], device=device)
             add_over_ranks_([counts])
             for (name, layer), positions in zip(layers, counts.tolist(), strict=True):
-                rows, columns, _ = seen[name].pop(layer)
+                rows, columns, _, sizes = seen[name].pop(layer)
                 if positions:
                     if not is_sharded(parameters[name]):
-                        add_over_ranks_([rows, columns])
-                    seen[name][layer] = Factors(rows, columns, positions)
+                        add_over_ranks_([rows, columns, sizes])
+                    seen[name][layer] = Factors(rows, columns, positions, sizes)
         return {name: list(of_weight.values()) for name, of_weight in seen.items()}
 
 
@@ -268,6 +275,7 @@ class Tap:
                         squares, count = torch.zeros_like(squares), 0
                     taps.see_output(Output(name, layer, product, squares, count))
                 rows, columns = (A, G) if is_transposed else (G, A)
-                taps.see(name, layer, Factors(rows, columns, positions_of(layer, x, g)))
+                sizes = sizes_of_gradients(layer, x.detach(), g, rank_of(state.columns), dtype)
+                taps.see(name, layer, Factors(rows, columns, positions_of(layer, x, g), sizes))
 
         output.register_hook(see)
