@@ -915,6 +915,31 @@ def test_sgd_under_far_too_stiff_a_surrogate_stays_finite_and_says_so_once(momen
     assert len([one for one in caplog.messages if "SGD would not be stable" in one]) == 1
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_sgds_bound_follows_the_learning_rate_and_takes_stiff_rows_alone(as_tensor):
+    model, tasks = made("linear")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    reg = KronALASSO(model, c=10.0).attach(optimizer)
+    run(model, optimizer, tasks[0])
+    reg.consolidate()
+    state = reg.protected.states["0.weight"]
+    L, R = dense(state.row_form), dense(state.column_form)
+    top = float(torch.linalg.eigvalsh(R)[-1])
+    values, V = torch.linalg.eigh(L)
+    run(model, optimizer, tasks[1])
+    for share in (0.5, 0.05, 2.0):  # of the stiffest row that goes with the limit, 1 / lr
+        lr = 1 / (share * 10 * top * float(values[-1]))
+        optimizer.param_groups[0]["lr"] = torch.tensor(lr, dtype=DOUBLE) if as_tensor else lr
+        batch_loss(model, tasks[1][0]).backward()
+        W, g = model[0].weight, model[0].weight.grad
+        D, before = W.detach() - state.anchor, W.detach().clone()
+        pull = 10 * (V * values.clamp(max=share * values[-1])) @ V.T @ D @ R
+        g = g.clone()
+        optimizer.step()
+        torch.testing.assert_close(W.detach(), before - lr * (g + pull), **close)
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("since", [0, 2])
 def test_training_that_diverged_is_named(since):
     model, tasks = made("linear")

@@ -17,6 +17,7 @@ from alasso._parameters import weights_of
 from alasso.importance._batches import Inputs
 from alasso.importance._objectives import Objective
 from alasso.importance._pass import Head, ImportancePass
+from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
 from alasso.importance.kronecker import (
     has_inputs_as_rows,
     is_factored,
@@ -24,7 +25,6 @@ from alasso.importance.kronecker import (
     pairs_in,
     rank_of,
     rows_told,
-    signed_gradient,
     signs_like,
     sketch_of_gradients,
     sketch_of_inputs,
@@ -41,11 +41,13 @@ class Factors(NamedTuple):
         rows: For the rows.
         columns: For the columns.
         positions: How many pairs of an input and an output gradient they are sums over.
+        sizes: Of the samples' gradients, and as if their positions had nothing in common; zeros if they need not.
     """
 
     rows: Tensor
     columns: Tensor
     positions: Tensor
+    sizes: Tensor
 
 
 class Output(NamedTuple):
@@ -83,7 +85,8 @@ class LossScale(NamedTuple):
 def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     """Return sketches of L and R of a weight that one layer has, or several.
 
-    A layer's G is a sum over positions, A a mean, and L takes the size of both: tr L = tr G tr A.
+    A layer's G is a sum over positions, A a mean, and L takes the size of both, tr G tr A, times what positions have in
+    common.
 
     Args:
         factors: Of each layer.
@@ -91,8 +94,12 @@ def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     Returns:
         The sketch of L; that of R, of any size.
     """
-    rows = [one.rows * (one.columns[:, -1].sum() / one.positions.clamp(min=1)) for one in factors]
-    columns = [one.columns * (one.rows[:, -1].sum() / one.positions.clamp(min=1)) for one in factors]
+    rows, columns = [], []
+    for one in factors:
+        together, alone = one.sizes
+        per_position = torch.where(alone > 0, together / alone, 1.0) / one.positions.clamp(min=1)
+        rows.append(one.rows * (one.columns[:, -1].sum() * per_position))
+        columns.append(one.columns * (one.rows[:, -1].sum() * per_position))
     return torch.stack(rows).sum(0), torch.stack(columns).sum(0)
 
 
@@ -251,16 +258,16 @@ class Taps:
             layers = [(name, layer) for name, layer in self._layers if name in parameters]
             none = torch.zeros((), dtype=torch.long, device=next(iter(parameters.values())).device)
             for name, layer in layers:  # which another rank may have called
-                nothing = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
-                seen[name].setdefault(layer, Factors(*nothing, none))
+                rows, columns = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
+                seen[name].setdefault(layer, Factors(rows, columns, none, rows.new_zeros(2)))
             counts = torch.stack([seen[name][layer].positions for name, layer in layers])
             add_over_ranks_([counts])
             for (name, layer), positions in zip(layers, counts, strict=True):
-                rows, columns, _ = seen[name].pop(layer)
+                rows, columns, _, sizes = seen[name].pop(layer)
                 if positions:
                     if not is_sharded(parameters[name]):
-                        add_over_ranks_([rows, columns])
-                    seen[name][layer] = Factors(rows, columns, positions)
+                        add_over_ranks_([rows, columns, sizes])
+                    seen[name][layer] = Factors(rows, columns, positions, sizes)
         return self.whole(seen)
 
     def whole(self, seen: Mapping[str, dict[nn.Module, Factors]]) -> dict[str, list[Factors]]:
@@ -367,6 +374,7 @@ class Tap:
                 A = sketch_of_inputs(layer, x, told, rank_of_columns, dtype)
                 G = sketch_of_gradients(layer, g, rank_of_rows, dtype)
                 rows, columns = (A, G) if is_transposed else (G, A)
-                taps.see(name, layer, Factors(rows, columns, pairs_in(layer, x, told)))
+                sizes = sizes_of_gradients(layer, x, g, rank_of(state.columns), dtype)
+                taps.see(name, layer, Factors(rows, columns, pairs_in(layer, x, told), sizes))
 
         output.register_hook(see)

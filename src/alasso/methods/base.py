@@ -146,7 +146,15 @@ class Surrogate(ABC, Generic[S]):
             They are one where a surrogate knows no directions.
         """
 
-    def before_step_(self, s: S, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+    def before_step_(
+        self,
+        s: S,
+        g: Tensor,
+        theta: Tensor,
+        total: Tensor,
+        strength: float | Tensor,
+        most: float | Tensor | None = None,
+    ) -> None:
         """Add the penalty's gradient to the total one, and take note of a step that the optimizer is about to make.
 
         Batches of plain springs are added without it (:mod:`alasso._passes`), and noted by :func:`add_to_path_`.
@@ -157,6 +165,7 @@ class Surrogate(ABC, Generic[S]):
             theta: The weights θ.
             total: The gradient that the optimizer will see, changed in place.
             strength: Factor of the penalty; 0.0 where nothing has a past.
+            most: The largest curvature that the penalty may have, for those that have a bound; None for any.
         """
         if not isinstance(strength, float) or strength:
             total.add_(self.penalty_grad(theta, s) * strength)

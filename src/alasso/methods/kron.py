@@ -14,8 +14,9 @@ inputs a of the layer and the gradients g of its outputs tell
     L_\text{step} = B f^2 \, \overline{\lVert a \rVert^2} \sum g g^\top, \qquad
     R_\text{step} = \frac{\sum a a^\top}{\sum \lVert a \rVert^2}
 
-with sums and the mean over samples and positions. Their product is about the Fisher information of the batch's loss, a
-mean over B terms: B is the number of samples and positions at the output, the layer nearest to the loss, which backward
+with sums and the mean over samples and positions; what the positions of a sample have in common makes L larger
+(:mod:`alasso.importance._signed_gradients`). Their product is about the Fisher information of the batch's loss, a mean
+over B terms: B is the number of samples and positions at the output, the layer nearest to the loss, which backward
 comes to first. Rows whose gradient is zero, of ignored labels and padding, count nowhere. Between what backward tells
 the layers and the gradients M that the optimizer has lies a factor f: clipping, a GradScaler, the mean over ranks. The
 output's weight shows it: T, the product of its gradient as backward made it with random signs S, against that of its M,
@@ -31,7 +32,7 @@ u that the loss is in, so that a loss times 64 is protected 64 times as much, an
 
 .. math::
 
-    \kappa = \frac{20 \sum_t 1}{\sum_t u_t}, \qquad
+    \kappa = \frac{25 \sum_t 1}{\sum_t u_t}, \qquad
     u_t = \max_\text{steps} \; f B \, \operatorname{rms} \lVert \partial \text{loss} / \partial \text{output} \rVert
 
 with the root mean square over the B terms. For a cross-entropy, u is about 1: that of answers that are all wrong.
@@ -69,6 +70,7 @@ from alasso.importance._objectives import Objective
 from alasso.importance._taps import LossScale, Taps, factors_of_samples, joined
 from alasso.importance.kronecker import (
     as_matrix,
+    capped,
     diagonal,
     form,
     grown_sketch,
@@ -88,7 +90,7 @@ from alasso.regularizer import Head, Loader, Regularizer, WarmScale
 Scale = Literal["path", "fisher"]
 
 TINY = 1e-30  # no division by zero
-STRENGTH = 20.0  # of c = 1 with the Fisher's scale: serves small set-ups, permuted MNIST and split CIFAR alike
+STRENGTH = 25.0  # of c = 1 with the Fisher's scale: serves small set-ups of every kind alike
 SUMS = ("unit", "steps", "tasks", "above", "below")  # fields that are never negative
 ALL_AT_FIRST = 100  # steps of a task whose factors are all looked at: a short task has no more
 
@@ -186,28 +188,38 @@ class KronSurrogate(Surrogate[KronState]):
     def stiffest(self, s: KronState) -> Tensor:
         return self.c * largest(s.row_form) * largest(s.column_form)
 
-    # -- a step ----------------------------------------------------------------------------------------------
-
-    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
-        """Add c · N κ L̄ D R̄ to the total gradient, and ⟨M, D⟩ to ω, which :meth:`after_step_` takes away at the new D.
-
-        With the forms of both factors that is ρ D ρᵀ, weight by weight, and two thin products:
-
-            L̄ D R̄ = ρ D ρᵀ + (ρ D B + B' B'ᵀ D B) Bᵀ + B' (B'ᵀ D ρᵀ)     with B' and ρ of L̄, B and ρᵀ of R̄
-
-        It goes through rows that fit a CPU's cache.
+    def capped(self, s: KronState, most: float | Tensor) -> KronState:
+        """Return the state without directions that SGD could not follow.
 
         Args:
-            s: The state, changed in place.
-            g: M, of θ's shape.
-            theta: The weights.
-            total: The gradient that the optimizer will see, changed in place.
-            strength: Factor of the penalty; 0.0 where nothing has a past.
+            s: The state.
+            most: The largest curvature that the penalty may have.
+
+        Returns:
+            The state, its rows no stiffer than that goes with the stiffest column; soft ones as they were.
         """
+        return s._replace(row_form=capped(s.row_form, most / (self.c * largest(s.column_form)).clamp(min=TINY)))
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def before_step_(
+        self,
+        s: KronState,
+        g: Tensor,
+        theta: Tensor,
+        total: Tensor,
+        strength: float | Tensor,
+        most: float | Tensor | None = None,
+    ) -> None:
+        # ω gets ⟨M, D⟩, which after_step_ takes away at the new D. With the forms of both factors the gradient is
+        # ρ D ρᵀ, weight by weight, and two thin products, through rows that fit a CPU's cache:
+        #   L̄ D R̄ = ρ D ρᵀ + (ρ D B + B' B'ᵀ D B) Bᵀ + B' (B'ᵀ D ρᵀ)     with B' and ρ of L̄, B and ρᵀ of R̄
         if self.observes_path:
-            add_along_move_(s.path, g, theta, s.anchor, 1.0)
+            _add_along_move_(s.path, g, theta, s.anchor, 1.0)
         if isinstance(strength, float) and strength == 0:
             return
+        if most is not None:
+            s = self.capped(s, most)
         L = s.row_form * (self.c * strength)
         if theta.dim() < 2:
             total.addcmul_((L * s.column_form).view_as(theta), theta - s.anchor)
@@ -231,7 +243,7 @@ class KronSurrogate(Surrogate[KronState]):
 
     def after_step_(self, s: KronState, g: Tensor, theta: Tensor) -> None:
         if self.observes_path:
-            add_along_move_(s.path, g, theta, s.anchor, -1.0)
+            _add_along_move_(s.path, g, theta, s.anchor, -1.0)
 
     def add_factors_(
         self, s: KronState, g: Tensor, loss: LossScale, seen: tuple[Tensor, Tensor] | None = None, weight: int = 1
@@ -316,14 +328,7 @@ class KronSurrogate(Surrogate[KronState]):
         return tensor.dim() == 2 and len(tensor) == len(own) and 0 <= rank_of(tensor) <= len(own)  # of any rank
 
     def goes_together(self, s: KronState) -> bool:
-        """Return whether a task's sketches have the ranks of the past's, and all diagonals are positive.
-
-        Args:
-            s: The state, as it was saved.
-
-        Returns:
-            True if so.
-        """
+        # a task's sketches have the ranks of the past's, and all diagonals are positive
         alike = s.rows.shape == s.past_rows.shape and s.columns.shape == s.past_columns.shape
         factors = (s.rows, s.columns, s.past_rows, s.past_columns, s.row_form, s.column_form)
         return alike and not any(bool((local(factor)[:, -1] < 0).any()) for factor in factors)
@@ -341,16 +346,8 @@ class KronSurrogate(Surrogate[KronState]):
         return KronState(**{**fields, "anchor": anchor})
 
 
-def add_along_move_(path: Tensor, g: Tensor, theta: Tensor, anchor: Tensor, factor: float) -> None:
-    """Add ⟨M, W − Ŵ⟩ to ω, times a factor.
-
-    Args:
-        path: ω, changed in place.
-        g: M.
-        theta: W.
-        anchor: Ŵ.
-        factor: The factor.
-    """
+def _add_along_move_(path: Tensor, g: Tensor, theta: Tensor, anchor: Tensor, factor: float) -> None:
+    """Add ⟨M, W − Ŵ⟩ to ω, times a factor."""
     for m, w, w_hat in pieces(g, theta, anchor):
         path.add_(torch.dot(m.reshape(-1), (w - w_hat).reshape(-1)), alpha=factor)
 
