@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHECK_EVERY = 64  # steps: looking for NaN reads the weights and ω once, and waits for a GPU
 
 Loader = Iterable[Any]
-Head = Callable[[Any], Tensor]
+Head = Callable[..., Tensor]
 Measure = Literal["fisher", "mas"]
 WarmScale = float | Literal["auto"]
 
@@ -198,7 +198,8 @@ class Regularizer:
         Args:
             loader: The task's data, for methods that measure importance on it (EWC, MAS): any iterable of (x, y).
                 ALASSO and SI need none and ignore it, so that one loop serves all methods.
-            head: Maps the model's output to the task's logits, for example to keep the task's own classes.
+            head: Maps the model's output to the task's logits, for example to keep the task's own classes. Of a model
+                without forward(), such as a ModuleDict, it maps the inputs.
 
         Raises:
             AlassoError: No step was observed, data is missing, or nothing was learned.

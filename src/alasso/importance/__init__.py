@@ -74,7 +74,8 @@ def fisher(
             negated logits z, (∂ log softmax(−z)_y / ∂θ_k)²: the reversal of EWC-DR (Liu and Chang, CVPR 2026) in the
             definition above.  It does not vanish where the model is certain and right, and costs no more than "true".
         parameters: Chooses and names the parameters; None for all that require grad.
-        head: Maps the model's output to logits; an output with an attribute or a key `logits` needs none.
+        head: Maps the model's output to logits; an output with an attribute or a key `logits` needs none. Of a model
+            without forward(), such as a ModuleDict, it maps the inputs.
         loss: With labels "true", `loss(output, y)` of shape (N,) replaces -log p.
         generator: Draws the sampled labels.
         chunk: At most so many samples have their own gradients in memory at once.

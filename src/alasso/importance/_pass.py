@@ -43,7 +43,7 @@ _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever
 
 _TOLERANCE = 0.05  # of what both ways say of a parameter: wrong routes are wrong by far more, TF32 by far less
 
-Head = Callable[[Any], Tensor]
+Head = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class ImportancePass:
         model: Any model whose samples do not influence one another in evaluation mode.
         objective: What is differentiated, and whether gradients are squared or made absolute.
         parameters: The model's parameters to measure, by the names that the result gives them.
-        head: Applied to the model's output; None takes the output, or its attribute `logits`.
+        head: Applied to the model's output; None takes the output, or its attribute `logits`. Of a model without
+            forward(), such as a ModuleDict, it is applied to the inputs.
         chunk: How many samples at most have their own gradients in memory at a time.
     """
 
@@ -84,10 +85,11 @@ class ImportancePass:
         head: Head | None,
         chunk: int,
     ) -> None:
-        if type(model).forward is nn.Module.forward:
+        self.has_forward = type(model).forward is not nn.Module.forward
+        if not self.has_forward and head is None:
             raise AlassoError(
-                f"{type(model).__name__} has no forward() that could be measured: put it into a module with one, such "
-                "as forward(x, task), whose batches are ({'x': x, 'task': 'a'}, y)."
+                f"{type(model).__name__} has no forward() that could be measured: pass a head that maps a batch's "
+                "inputs to the logits, such as head=lambda x: model['a'](model['body'](x))"
             )
         if chunk < 1:
             raise AlassoError(f"chunk must be at least 1 sample, not {chunk}.")
@@ -196,6 +198,8 @@ class ImportancePass:
     def output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
         """Return the head's output, (N, …), with ``values`` in place of the parameters of these names."""
         args, kwargs = x.arguments()
+        if self.head is not None and not self.has_forward and values is None:  # vmap cannot follow it
+            return self.head(*args, **kwargs)
         output = self.model(*args, **kwargs) if values is None else functional_call(self.model, values, args, kwargs)
         if self.head is not None:
             return self.head(output)
