@@ -173,6 +173,15 @@ def test_without_the_extra_one_line_says_what_to_install(missing, words):
     assert f"needs {missing}: pip install 'alasso[bench]'" in done.stderr
 
 
+def test_ctrl_c_while_modules_are_loaded_shows_no_traceback():
+    script = "import os, signal, sys\n"
+    script += "class Presses:\n def find_spec(self, name, *_):\n"
+    script += "  if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+    script += "sys.meta_path.insert(0, Presses())\nfrom alasso.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script, "list"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_file_that_the_system_refuses_is_one_line(monkeypatch, capsys):
     def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "data/train.bin")
