@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu test-slow test-lowest torture fuzz lint format figures docs dist clean
+.PHONY: demo test test-gpu test-llm test-slow test-lowest torture fuzz lint format figures docs dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/alasso demo --out runs/demo
@@ -15,6 +15,11 @@ test: lint
 # Those of the tests that are skipped where there is no GPU.
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "gpu and not slow"
+
+# Those that need TRL and bitsandbytes, which `make test` does not install.
+test-llm: $(VENV)/.installed-dev
+	$(INSTALL) -e '.[dev,llm]'
+	$(BIN)/python -m pytest tests/integrations/test_trl.py tests/integrations/test_language_models.py tests/test_guides.py
 
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev
