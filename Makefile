@@ -6,7 +6,7 @@ LOWEST_TORCH ?= 2.13.0
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu test-slow test-lowest torture fuzz lint format figures docs dist clean
+.PHONY: demo test test-gpu test-llm test-slow test-lowest torture fuzz lint format figures docs dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/alasso demo --out runs/demo
@@ -17,6 +17,11 @@ test: lint
 # Those of the tests that are skipped where there is no GPU.
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "gpu and not slow"
+
+# Those that need TRL and bitsandbytes, which `make test` does not install.
+test-llm: $(VENV)/.installed-dev
+	$(INSTALL) -e '.[dev,llm]'
+	$(BIN)/python -m pytest tests/integrations/test_trl.py tests/integrations/test_language_models.py tests/test_guides.py
 
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev

@@ -184,6 +184,10 @@ class Taps:
         before = of_weight.get(layer)
         of_weight[layer] = factors if before is None else Factors(*map(plus, before, factors))
 
+    def was_told(self, layer: nn.Module) -> bool:
+        """Return whether a layer has told anything since the last step."""
+        return any(layer in of_weight for of_weight in self.seen.values())
+
     def see_output(self, output: Output) -> None:
         """Take note of what one call of the layer nearest to the loss tells."""
         before = self.output
