@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from logging import INFO
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,8 +18,9 @@ from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_fr
 from alasso._step_hooks import StepHooks, base_optimizer, check_every
 from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
-from alasso.importance._objectives import Loss, Objective, objective_of
-from alasso.methods.base import Surrogate, check_choice, check_non_negative, check_spelling, noisy_move
+from alasso.importance._objectives import Head, Loss, Objective, objective_of
+from alasso.methods.base import Surrogate, noisy_move
+from alasso.methods.settings import check_choice, check_non_negative, check_spelling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 CHECK_EVERY = 64  # steps: looking for NaN reads the weights and ω once, and waits for a GPU
 
 Loader = Iterable[Any]
-Head = Callable[..., Tensor]
 Measure = Literal["fisher", "mas"]
 WarmScale = float | Literal["auto"]
 

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from alasso._distributed import sharded_like, whole
 from alasso.errors import AlassoError
-from alasso.importance._objectives import Loss, Objective, log_likelihood, objective_of
-from alasso.importance._pass import Head, ImportancePass
+from alasso.importance._objectives import Head, Loss, Objective, log_likelihood, objective_of
+from alasso.importance._pass import ImportancePass
 
 __all__ = ["fisher", "squared_output_norm"]
 

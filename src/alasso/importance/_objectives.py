@@ -23,6 +23,7 @@ from torch import Tensor
 
 from alasso.errors import AlassoError
 
+Head = Callable[..., Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _LABELS = ("true", "sampled", "expected", "uniform", "reversed")

@@ -35,15 +35,13 @@ from alasso._parameters import some_of
 from alasso.errors import AlassoError
 from alasso.importance._batches import Inputs, Place, batches_of, inputs_and_labels
 from alasso.importance._layers import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
-from alasso.importance._objectives import Objective, at_least_single
+from alasso.importance._objectives import Head, Objective, at_least_single
 
 log = logging.getLogger("alasso")
 
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
 _TOLERANCE = 0.05  # of what both ways say of a parameter: wrong routes are wrong by far more, TF32 by far less
-
-Head = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)

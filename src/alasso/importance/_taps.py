@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from alasso._distributed import add_over_ranks_, is_distributed, is_sharded, sharded_like, sum_over_shards
 from alasso._parameters import weights_of
 from alasso.importance._batches import Inputs
-from alasso.importance._objectives import Objective
-from alasso.importance._pass import Head, ImportancePass
+from alasso.importance._objectives import Head, Objective
+from alasso.importance._pass import ImportancePass
 from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
 from alasso.importance.kronecker import (
     has_inputs_as_rows,

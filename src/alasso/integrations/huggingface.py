@@ -25,9 +25,10 @@ from alasso._digest import Sink, check_digest, with_digest
 from alasso._files import whole_file
 from alasso._gauge import Gauge
 from alasso.errors import AlassoError
+from alasso.importance._objectives import Head
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
 from alasso.methods.kron import KronALASSO
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.regularizer import Loader, Regularizer
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -36,7 +36,8 @@ import torch
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, two_sided_spring
+from alasso.methods.base import Springs, two_sided_spring
+from alasso.methods.settings import Setting, check_choice, check_non_negative
 from alasso.methods.si import MOVES, WARM_STRENGTH, Xi, accumulated_omega, check_xi, ratio_or
 from alasso.regularizer import Regularizer
 

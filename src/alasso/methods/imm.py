@@ -35,10 +35,11 @@ from torch import Tensor, nn
 from alasso._distributed import local
 from alasso._parameters import weights_of
 from alasso.errors import AlassoError, DivergedError
-from alasso.importance._objectives import Loss
-from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, require_importance
+from alasso.importance._objectives import Head, Loss
+from alasso.methods.base import Springs, require_importance
 from alasso.methods.ewc import FisherRegularizer, Labels
-from alasso.regularizer import Head, Loader
+from alasso.methods.settings import Setting, check_choice, check_non_negative
+from alasso.regularizer import Loader
 
 Merge = Literal["mean", "mode"]
 Transfer = Literal["weight", "l2", "drop", "l2-drop"]

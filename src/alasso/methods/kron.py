@@ -66,7 +66,7 @@ from alasso._distributed import is_distributed, is_sharded, local
 from alasso._parameters import some_of
 from alasso._passes import task_gradient
 from alasso.errors import AlassoError
-from alasso.importance._objectives import Objective
+from alasso.importance._objectives import Head, Objective
 from alasso.importance._taps import LossScale, Taps, factors_of_samples, joined
 from alasso.importance.kronecker import (
     as_matrix,
@@ -84,8 +84,9 @@ from alasso.importance.kronecker import (
     times,
     with_unit_trace,
 )
-from alasso.methods.base import Setting, Surrogate, check_choice, check_non_negative
-from alasso.regularizer import Head, Loader, Regularizer, WarmScale
+from alasso.methods.base import Surrogate
+from alasso.methods.settings import Setting, check_choice, check_non_negative
+from alasso.regularizer import Loader, Regularizer, WarmScale
 
 Scale = Literal["path", "fisher"]
 

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.base import Setting, Springs, check_non_negative
+from alasso.methods.base import Springs
+from alasso.methods.settings import Setting, check_non_negative
 from alasso.regularizer import Regularizer
 
 Xi = float | Literal["auto"]
