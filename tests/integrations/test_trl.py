@@ -51,7 +51,14 @@ def gpt2(tokenizer):
 
 def options(folder, **others):
     quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "bf16": False}
-    return {"output_dir": str(folder), "learning_rate": 0.01, "adam_epsilon": 1e-4, "num_train_epochs": 2, **quiet, **others}
+    return {
+        "output_dir": str(folder),
+        "learning_rate": 0.01,
+        "adam_epsilon": 1e-4,
+        "num_train_epochs": 2,
+        **quiet,
+        **others,
+    }
 
 
 def sft(model, tokenizer, texts, callbacks, folder, **others):
