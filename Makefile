@@ -1,6 +1,8 @@
 # Two commands on a fresh machine with Python and make: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
+# 2.6 is the lowest allowed; a registry without its CPU build tests the other requirements alone.
+LOWEST_TORCH ?= 2.13.0
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -24,6 +26,14 @@ test-llm: $(VENV)/.installed-dev
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# The laboratory's tests with the lowest versions that pyproject.toml allows of what it needs beside torch.
+test-lowest:
+	$(PYTHON) -m venv $(VENV)-lowest
+	sed -n '/^bench = /,/^]/s/^ *"\([A-Za-z0-9-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml > $(VENV)-lowest/lowest.txt
+	$(VENV)-lowest/bin/python -m pip install --quiet 'torch==$(LOWEST_TORCH)' -r $(VENV)-lowest/lowest.txt pytest hypothesis
+	$(VENV)-lowest/bin/python -m pip install --quiet .
+	$(VENV)-lowest/bin/python -m pytest -p no:cacheprovider -W ignore::DeprecationWarning tests/bench
 
 # Faults by the hundred: kills, full disks, low limits, damaged files; a quarter of an hour. The same command resumes.
 torture: $(VENV)/.installed-dev

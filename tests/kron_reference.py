@@ -243,10 +243,26 @@ class KronReference:
             found = [vectors(layer, x, g) for x, g in of_layer]
             count = max(sum(len(seen) for _, seen in found), 1)
             G, A = (sum(gram(part) for part in parts) for parts in zip(*found, strict=True))
-            rows, columns = rows + G * A.trace() / count, columns + A * G.trace() / count
+            common = self.in_common(layer, of_layer)
+            rows, columns = rows + common * G * A.trace() / count, columns + common * A * G.trace() / count
         if isinstance(rows, float) or (rows.shape[0], columns.shape[0]) != M.shape:
             return M @ M.T, M.T @ M
         return self.factor**2 * rows, columns
+
+    def in_common(self, layer, calls):
+        """‖Σ_p g aᵀ S‖² over Σ_p ‖g aᵀ S‖², for all samples of a layer's calls; each group of channels is a sample."""
+        together, alone, groups = 0.0, 0.0, getattr(layer, "groups", 1)
+        if type(layer) is nn.Embedding or (type(layer) is nn.Linear and calls[0][0].dim() < 3):
+            return 1.0
+        for x, g in calls:
+            for one_x, one_g in zip(x, g, strict=True):
+                rows, columns = vectors(layer, one_x[None], one_g[None])
+                columns = columns @ signs(columns.shape[1], self.rank, DOUBLE, columns.device)
+                for group, r in enumerate(rows.chunk(groups, 1)):
+                    c = columns[group::groups]
+                    together += float((r.T @ c).square().sum())
+                    alone += float((r.square().sum(1) * c.square().sum(1)).sum())
+        return together / alone if alone else 1.0
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -264,7 +280,7 @@ class KronReference:
     def end_task(self, known, D):
         ranks = (0, 0) if known.is_vector else (self.rank, self.rank)
         L, R = known.L / known.steps, known.R / known.steps
-        above, below = 20.0, known.unit
+        above, below = 25.0, known.unit
         if self.scale == "path":
             above, below = (
                 max(known.path, 0.0),

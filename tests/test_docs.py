@@ -123,6 +123,17 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_reproduction():
     assert claims.format(*tally.groups()) in " ".join(text.split())
 
 
+def test_the_paper_about_the_library_has_the_numbers_of_the_readme_and_no_dangling_reference():
+    paper = (ROOT / "paper" / "paper.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\*", "")
+    figures = re.findall(r"\d\.\d{3} ± \d\.\d{3} \(\d+\)", paper)
+    assert len(figures) == 8 and all(figure in readme for figure in figures)
+    shares = r"(\d+) %.*?ALASSO\D*?(\d+) %, SI\D*?(\d+) %\D*?EWC\D*?(\d+) %"
+    assert re.search(shares, paper, re.S).groups() == re.search(shares, readme, re.S).groups()
+    known = set(re.findall(r"^@\w+\{(\w+),", (ROOT / "paper" / "paper.bib").read_text(encoding="utf-8"), re.M))
+    assert set(re.findall(r"@(\w+)", paper)) == known
+
+
 PAGES = [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "paper").glob("*.md"))]
 
 

@@ -1,6 +1,8 @@
 """Attaching: everything a real training loop does around optimizer.step()."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -858,3 +860,18 @@ def test_weights_that_cannot_be_protected_are_said():
     ALASSO(Mixed(), exclude="phase")
     with pytest.raises(AlassoError, match=r"0.weight has no shape yet: send a batch through the model first"):
         ALASSO(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_script_ends_without_a_word():
+    """Python lets go of a script's optimizer when torch may be gone already."""
+    script = """
+import torch
+from alasso import ALASSO
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters())
+reg = ALASSO(model).attach(optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

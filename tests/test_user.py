@@ -30,6 +30,7 @@ def test_every_method_goes_through_the_loop(number, tmp_path):
 def test_the_rest_runs_too(tmp_path):
     assert user.settings_are_attributes() == 3.0
     assert "2.weight" in user.a_summary(user.a_pretrained_model())
+    assert user.a_gauge()["forgetting/first"] == 0
     assert user.fused_optimizers() > 0
     assert user.a_search().c > 0
     assert torch.allclose(user.variational().sum(1), torch.ones(4))

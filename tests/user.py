@@ -9,7 +9,20 @@ import torch
 from torch import Tensor, nn
 
 import alasso
-from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError, DivergedError, KronALASSO, OnlineEWC, Regularizer, Surrogate
+from alasso import (
+    ALASSO,
+    EWC,
+    IMM,
+    MAS,
+    SI,
+    AlassoError,
+    DivergedError,
+    Gauge,
+    KronALASSO,
+    OnlineEWC,
+    Regularizer,
+    Surrogate,
+)
 from alasso.bench import Result, RunConfig, Stream, chosen_settings, run
 from alasso.bench.metrics import average_accuracy, backward_transfer, forgetting
 from alasso.bench.results import read, write
@@ -98,6 +111,21 @@ def a_summary(reg: Regularizer) -> str:
     summary: alasso.Summary = reg.summary()
     tensors: Iterable[alasso.TensorSummary] = summary.tensors
     return f"{summary.verdict}: {summary.sentence}, {[one.name for one in tensors]}"
+
+
+def a_gauge() -> dict[str, float]:
+    model, said = network(), list[dict[str, float]]()
+    gauge = Gauge(model, every=2, report=lambda values, step: said.append(values))
+    gauge.add("first", tasks()[0])
+    gauge.step()
+    gauge.load_state_dict(gauge.state_dict())
+    values: dict[str, float] = gauge.step()
+    assert said == [values] and Gauge(model, accuracy_of, label="accuracy", larger_is_better=True).read() == {}
+    return values
+
+
+def accuracy_of(model: nn.Module, batch: Batch) -> float:
+    return accuracy(model, [batch])
 
 
 def a_pretrained_model() -> Regularizer:

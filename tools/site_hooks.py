@@ -4,7 +4,7 @@ Documents mark a place with an HTML comment, so that they read well without bein
 
     <!-- function: alasso.methods.si.accumulated_omega -->   the function's source
     <!-- table: Permuted MNIST, 30 tasks -->                 the first table of that section of the reproduction
-    <!-- names -->                                           every public name, with the first sentence about it
+    <!-- names -->                                           every public name, with its first sentence
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from site_equations import drawn
 from site_names import listing
 
 REPRODUCTION = "REPRODUCTION.md"
+WIDE = (REPRODUCTION, "method.md", "others.md")
 #: Its folder, and how other pages link to it.
 _ROOT = Path(__file__).parent.parent
 _PAPER = _ROOT / "paper"
@@ -69,12 +70,12 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     Args:
         markdown: The page as it is written.
-        page: The page; that of the reproduction loses its table of contents, because its tables need the room.
+        page: The page; those of WIDE lose their table of contents, because their tables and sources need the room.
 
     Returns:
         The page as mkdocs shall read it.
     """
-    if page.file.src_path == REPRODUCTION:
+    if page.file.src_path in WIDE:
         page.meta["hide"] = ["toc"]
 
     def filled(match: re.Match[str]) -> str:

@@ -126,7 +126,7 @@ class Gauge:
             raise AlassoError(f"Gauge takes the model itself, an nn.Module, not {type(model).__name__}")
         if not callable(measure) or not (report is None or callable(report)):
             raise AlassoError("measure and report are functions: measure(model, batch), report(values, step)")
-        if not isinstance(every, int) or every < 1:
+        if type(every) is not int or every < 1:
             raise AlassoError(f"every must be a whole number of steps, one or more, not {every!r:.40}")
         self.model = unwrapped(model)
         self.measure = measure

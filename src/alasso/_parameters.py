@@ -141,6 +141,20 @@ class ProtectedParameters:
                 "head call reg.forget(parameter) for each, or exclude it from the start: exclude='head.*'"
             )
 
+    def warn_of_strayed(self) -> None:
+        """Warn if weights differ from the anchors of a state that was loaded."""
+        known = [(name, local(p), self.state_of(name, p)) for name, p in self]
+        matter = {
+            name: begins_with(theta, state.anchor) for name, theta, state in known if self.surrogate.has_past(state)
+        }
+        if strayed := [name for name, holds in matter.items() if not holds]:
+            which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
+            warn(
+                f"{which} differ from the anchors in the loaded state, so training will be pulled toward the old "
+                "weights; call model.load_state_dict(...) as well, and reg.forget(p) for parameters that should start "
+                "fresh"
+            )
+
     # -- states ----------------------------------------------------------------------------------------------
 
     def put(self, name: str, state: Any) -> None:
@@ -272,9 +286,11 @@ def check_importance(
     names, flags = [], [0]  # whether any importance is not zero; then by tensor, whether it is not finite
     for name, omega in importance:
         names.append(name)
-        flags[0] |= int(bool(omega.any()))
-        is_finite = torch.isfinite(omega).all() and torch.isfinite(others.get(name, omega.new_zeros(())))
-        flags.append(int(not is_finite))
+        # No tensor of its size is made beside it, and none is kept while the next one is made.
+        largest = torch.linalg.vector_norm(omega, torch.inf) if omega.numel() else omega.new_zeros(())
+        del omega
+        flags[0] |= int(bool(largest))
+        flags.append(int(not torch.isfinite(largest + others.get(name, 0.0))))
     # A rank sees its own shards alone, but either all ranks continue or none does.
     any_importance, *odd = agreed(flags, parameters.values())
     for name, is_odd in zip(names, odd, strict=True):

@@ -63,6 +63,9 @@ def check_form(saved: object) -> None:
     for part in ("tasks", "steps"):
         if type(saved[part]) is not int or not 0 <= saved[part] < MOST:
             raise AlassoError(f"not a saved regularizer: its number of {part} is {saved[part]!r:.40}")
+    every = saved.get("every")
+    if every is not None and (type(every) is not int or not 1 <= every < MOST):
+        raise AlassoError(f"not a saved regularizer: it consolidates every {every!r:.40} steps")
 
 
 def check_saved(

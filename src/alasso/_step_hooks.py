@@ -14,6 +14,7 @@ arithmetic in :mod:`alasso._passes`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -57,6 +58,17 @@ def base_optimizer(optimizer: Any) -> Optimizer:
 def has_hooks(optimizer: object) -> bool:
     """Return whether torch would run step hooks of this optimizer."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+def check_every(every: int, regularizer: Regularizer) -> None:
+    """Refuse to consolidate by itself a method that needs more than steps, or after no number of them."""
+    if type(every) is not int or every < 1:
+        raise AlassoError(f"every must be a whole number of steps, one or more, not {every!r:.40}")
+    if not (regularizer.surrogate.observes_path or regularizer.surrogate.learns_from_steps):
+        raise AlassoError(
+            f"{regularizer.method} does not learn from steps alone, so attach(every=…) cannot consolidate it; call "
+            "consolidate() yourself, or use KronALASSO, ALASSO or SI"
+        )
 
 
 def may_nest(kind: type[Optimizer]) -> bool:
@@ -147,9 +159,10 @@ class StepHooks:
         if self._is_within_a_step(optimizer):
             self._depth += 1
             return None
-        if self._depth > 0 and may_nest(type(optimizer)):
-            warn("a step was interrupted, and the one after it was taken for its rest: that one had no penalty")
-        self.leave_open_step()  # which raised
+        if self._depth > 0 or self._plan is not NOTHING:  # a step raised
+            if self._depth > 0 and may_nest(type(optimizer)):
+                warn("a step was interrupted, and the one after it was taken for its rest: that one had no penalty")
+            self.leave_open_step()
         self._depth, self._an_inner_step_ended = 1, False
         if not callable(closure):  # another optimizer's step may take other arguments
             self.open(optimizer)
@@ -192,6 +205,7 @@ class StepHooks:
         self._an_inner_step_ended = True
         if self._depth <= 0:
             self.close(optimizer)
+            self.end()
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -259,6 +273,13 @@ class StepHooks:
                 work.parameter.grad = grad
         self._end_step()
 
+    def end(self) -> None:
+        """Consolidate after a step where the regularizers were told to do so by themselves."""
+        for regularizer in list(self.plans.compile):
+            every = regularizer.consolidates_every
+            if every is not None and regularizer.rounds >= every:
+                regularizer.consolidate()
+
     def _end_step(self) -> None:
         for parameter, grad in self._hidden:
             if parameter.grad is None:
@@ -284,7 +305,8 @@ class StepHooks:
 
     def _let_go(self, _: Any) -> None:
         """The optimizer is gone."""
-        self._forget_plans()
+        if not sys.is_finalizing():  # torch may be gone, too
+            self._forget_plans()
 
 
 def is_zero(tensor: Tensor) -> bool:

@@ -46,6 +46,7 @@ class FusedOptimizer(Optimizer):
             hooks.open_plainly(self)
             unhooked(torch_step)(self)
             hooks.close(self)
+        hooks.end()
         return loss
 
 

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from alasso import importance as measures
 from alasso._distributed import as_sharded, local, sum_over_shards, total_of
-from alasso._parameters import ProtectedParameters, begins_with, check_importance, some_of, weights_of
+from alasso._parameters import ProtectedParameters, check_importance, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
-from alasso._step_hooks import StepHooks, base_optimizer
+from alasso._step_hooks import StepHooks, base_optimizer, check_every
 from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
-from alasso.importance._objectives import Loss
+from alasso.importance._objectives import Loss, Objective, objective_of
 from alasso.methods.base import Surrogate, check_choice, check_non_negative, check_spelling, noisy_move
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 CHECK_EVERY = 64  # steps: looking for NaN reads the weights and ω once, and waits for a GPU
 
 Loader = Iterable[Any]
-Head = Callable[[Any], Tensor]
+Head = Callable[..., Tensor]
 Measure = Literal["fisher", "mas"]
+WarmScale = float | Literal["auto"]
 
 
 class Regularizer:
@@ -47,6 +48,7 @@ class Regularizer:
         model: The protected model, without wrappers.
         tasks: Number of tasks consolidated so far.
         steps: Number of optimizer steps observed since the last consolidation.
+        consolidates_every: After how many steps it consolidates by itself; None for never.
         protected: The protected parameters and their states.
         notes: What :meth:`summary` has to know of the tasks.
 
@@ -67,6 +69,7 @@ class Regularizer:
         self.model = self.protected.model
         self._attached: list[StepHooks] = []
         self._penalty_was_taken = False  # since the last consolidation, perhaps to be part of a loss
+        self.consolidates_every: int | None = None
         self._was_loaded = False  # a state whose anchors have not been compared with the weights yet
 
     def __repr__(self) -> str:
@@ -77,7 +80,7 @@ class Regularizer:
 
     # -- in the training loop --------------------------------------------------------------------------------
 
-    def attach(self, optimizer: Optimizer, compile: bool = False) -> Self:
+    def attach(self, optimizer: Optimizer, compile: bool = False, *, every: int | None = None) -> Self:
         """Add the penalty to every step of ``optimizer`` from now on, and observe the steps.
 
         The training loop stays as it is: closures, gradient accumulation, clipping, schedulers, mixed precision. Attach
@@ -88,12 +91,13 @@ class Regularizer:
             optimizer: A torch optimizer that holds parameters of the model, or a wrapper of one.
             compile: Make whole steps of torch's Adam, AdamW and SGD one compiled pass with the penalty; of another
                 optimizer, compile the hooks' own passes. Faster on large models, but the first steps take some seconds.
+            every: Consolidate by itself after so many steps: KronALASSO, ALASSO, SI on a stream that has no tasks.
 
         Returns:
             The regularizer itself.
 
         Raises:
-            AlassoError: The optimizer cannot be observed, or holds none of the protected parameters.
+            AlassoError: The optimizer cannot be observed, or holds no protected parameter, or ``every`` does not fit.
         """
         optimizer = base_optimizer(optimizer)
         self.protected.look(self._is_at_anchors)
@@ -104,6 +108,9 @@ class Regularizer:
                 "the optimizer holds none of the model's protected parameters; "
                 f"build it from the parameters of the model given to {type(self).__name__}"
             )
+        if every is not None:
+            check_every(every, self)
+            self.consolidates_every = every
         hooks = StepHooks.of(optimizer)
         hooks.add(self, compile)
         self._attached = [one for one in self._attached if one.is_alive and one is not hooks] + [hooks]
@@ -115,11 +122,17 @@ class Regularizer:
         for hooks in self._attached:
             hooks.remove(self)
         self._attached.clear()
+        self.consolidates_every = None
 
     @property
     def is_attached(self) -> bool:
         """Whether the regularizer observes the steps of an optimizer."""
         return any(hooks.is_alive for hooks in self._attached)
+
+    @property
+    def rounds(self) -> int:
+        """Number of steps of each attached optimizer since the last consolidation."""
+        return self.steps // max(len(self._attached), 1)
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer holds any protected parameter.
@@ -162,7 +175,7 @@ class Regularizer:
         """
         if self.steps == 0:
             self._before_first_step()
-        if is_early := is_looked_at(self.steps // max(len(self._attached), 1)):
+        if is_early := is_looked_at(self.rounds):
             self.notes.see_gradients(self.protected, optimizer, self.steps)
         if is_early or self.steps % CHECK_EVERY == CHECK_EVERY - 1:
             self.protected.check_finite(self.steps + 1)
@@ -174,7 +187,7 @@ class Regularizer:
             self.protected.reset()
         elif self._was_loaded:
             self._was_loaded = False
-            self._compare_with_anchors()
+            self.protected.warn_of_strayed()
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -185,7 +198,8 @@ class Regularizer:
         Args:
             loader: The task's data, for methods that measure importance on it (EWC, MAS): any iterable of (x, y).
                 ALASSO and SI need none and ignore it, so that one loop serves all methods.
-            head: Maps the model's output to the task's logits, for example to keep the task's own classes.
+            head: Maps the model's output to the task's logits, for example to keep the task's own classes. Of a model
+                without forward(), such as a ModuleDict, it maps the inputs.
 
         Raises:
             AlassoError: No step was observed, data is missing, or nothing was learned.
@@ -201,7 +215,7 @@ class Regularizer:
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
-                sums = torch.stack([(theta - state.anchor).square().sum(), getattr(state, "path", theta).sum()])
+                sums = torch.stack([(theta - state.anchor).square_().sum(), getattr(state, "path", theta).sum()])
                 moves[name], drop = sum_over_shards(sums, parameter)
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
                     move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
@@ -210,7 +224,7 @@ class Regularizer:
                 stiffness = protected.surrogate.typical_stiffness(new_states[name])
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
-        importance = zip(new_states, map(protected.surrogate.importance, new_states.values()), strict=True)
+        importance = ((name, protected.surrogate.importance(state)) for name, state in new_states.items())
         check_importance(measured.items() or importance, parameters, finite)
         protected.end_task(new_states)
         self.notes.task_ends(moves)
@@ -265,7 +279,7 @@ class Regularizer:
         labels: str = "true",
         head: Head | None = None,
         loss: Loss | None = None,
-        scale: float = 1.0,
+        scale: WarmScale = "auto",
     ) -> None:
         """Protect weights that were trained without the regularizer, such as a pretrained model's.
 
@@ -279,35 +293,33 @@ class Regularizer:
             head: Maps the model's output to logits.
             loss: A custom negative log-likelihood, one value a sample.
             scale: Factor of the measured importance; with 0.5, Ω·d² is the Fisher's estimate of the rise in loss.
+                "auto" means the same by both measures, for outputs of unit size like logits; 1 for EWC, MAS and IMM.
 
         Raises:
             AlassoError: Training has begun, or an argument is invalid.
             DivergedError: Importance is not finite.
         """
         check_choice("importance", importance, Measure)
-        check_non_negative(scale=scale)
+        check_non_negative(scale=1.0 if scale == "auto" else scale)
         if scale == 0:
             raise AlassoError("scale must be a positive number, not 0")
         if self.tasks > 0 or self.steps > 0:
             raise AlassoError("warm_start() is for weights from before the first task; call it before training")
         self.protected.look()
-        parameters = dict(self.protected)
         with torch.inference_mode(False), torch.enable_grad():
-            if importance == "fisher":
-                options: dict[str, Any] = {"labels": labels, "loss": loss}
-                measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
-            else:
-                measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
-        with torch.inference_mode(False), torch.no_grad():
-            new_states = {}
-            for name, parameter in parameters.items():
-                theta = weights_of(parameter)
-                measured[name] = (scale * measured[name]).to(theta.dtype)
-                new_states[name] = self.surrogate.warm_start(theta, measured[name])
-            stiffness = {name: self.surrogate.typical_stiffness(state)[1] for name, state in new_states.items()}
-            check_importance(measured.items(), parameters, stiffness)
-            self.protected.put_all(new_states)
+            states = self._measured_states(scale, loader, objective_of(importance, labels, loss), head)
+            shown = {name: self.surrogate.importance(state) for name, state in states.items()}
+            stiffness = {name: self.surrogate.typical_stiffness(state)[1] for name, state in states.items()}
+            check_importance(shown.items(), dict(self.protected), stiffness)
+            self.protected.put_all(states)
         self.tasks = 1
+
+    def _measured_states(self, scale: WarmScale, loader: Loader, objective: Objective, head: Head | None) -> Any:
+        """Return the states of weights whose training was not seen, by name."""
+        parameters, strength = dict(self.protected), self.surrogate.warm_strength if scale == "auto" else None
+        measured = measures.mean_over(loader, self.model, objective, parameters, head, strength=strength)
+        factor = 1.0 if scale == "auto" else scale
+        return {n: self.surrogate.warm_start(weights_of(p), factor * measured[n]) for n, p in parameters.items()}
 
     def forget(self, parameter: nn.Parameter) -> None:
         """Forget one parameter's past: it starts fresh, without importance.
@@ -448,6 +460,7 @@ class Regularizer:
             "settings": self.settings(),
             "tasks": self.tasks,
             "steps": self.steps,
+            "every": self.consolidates_every,
             "parameters": {
                 name: {f: to_save(t, state, parameters.get(name), f in partial) for f, t in state._asdict().items()}
                 for name, state in self.protected.states.items()
@@ -478,22 +491,9 @@ class Regularizer:
         self.protected.put_all(states)
         self.notes.load(saved.get("notes", {}))  # which earlier versions did not save
         self.tasks, self.steps = saved["tasks"], saved["steps"]
+        self.consolidates_every = saved.get("every") or self.consolidates_every  # earlier versions did not save it
         self._was_loaded = self._is_at_anchors
         self.protected.look(self._is_at_anchors)
-
-    def _compare_with_anchors(self) -> None:
-        """Warn if the model's weights differ from the anchors in the loaded state."""
-        known = [(name, local(p), self.protected.state_of(name, p)) for name, p in self.protected]
-        matter = {
-            name: begins_with(theta, state.anchor) for name, theta, state in known if self.surrogate.has_past(state)
-        }
-        if strayed := [name for name, holds in matter.items() if not holds]:
-            which = some_of(strayed) if len(strayed) < len(matter) else "the model's weights"
-            warn(
-                f"{which} differ from the anchors in the loaded state, so training will be pulled toward the old "
-                "weights; call model.load_state_dict(...) as well, and reg.forget(p) for parameters that should start "
-                "fresh"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy without the hooks on optimizers; a copy has to be attached again."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from alasso.importance import kronecker as kr
+from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
 from alasso.importance._taps import reaching
 
 from kron_reference import gram, recovered, vectors
@@ -99,6 +100,32 @@ def test_times_diagonal_and_largest(ranks):
         torch.testing.assert_close(kr.diagonal(packed), dense(packed).diagonal(), **close)
         top = float(torch.linalg.eigvalsh(dense(packed))[-1])
         assert top * (1 - 1e-9) <= float(kr.largest(packed)) <= top + float(packed[:, -1].max()) + 1e-9
+
+
+@pytest.mark.parametrize("ranks", [(2, 3), (5, 7)])
+def test_a_forms_directions_are_at_right_angles(ranks):
+    for packed in forms(ranks):
+        gram_of_B = packed[:, :-1].T @ packed[:, :-1]
+        torch.testing.assert_close(gram_of_B, torch.diag(gram_of_B.diagonal()), **close)
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.3, 1.0])
+@pytest.mark.parametrize("ranks", [(2, 3), (5, 7)])
+def test_a_capped_form_loses_what_is_beyond_the_bound(ranks, share):
+    for packed, rank in zip(forms(ranks), ranks, strict=True):
+        most = share * kr.largest(packed)
+        found = kr.capped(packed, most)
+        assert torch.linalg.eigvalsh(dense(found))[-1] <= most * (1 + 1e-9)
+        if rank == len(packed):  # there is no rest
+            values, V = torch.linalg.eigh(dense(packed))
+            torch.testing.assert_close(dense(found), V * values.clamp(max=most) @ V.T, **close)
+        if share == 1:
+            torch.testing.assert_close(found, packed, **close)
+
+
+def test_a_capped_diagonal_is_cut():
+    rows = random(5, 1).abs()
+    assert torch.equal(kr.capped(rows, rows.median()), rows.clamp(max=rows.median()))
 
 
 def test_forms_without_directions_are_diagonal():
@@ -214,8 +241,29 @@ def test_the_gradient_is_a_sum_over_the_references_vectors(make, given):
 def test_the_signed_gradient_is_that_of_autograd(make, given, rank):
     layer, x, g = called(make, given)
     M = kr.as_matrix(torch.autograd.grad(layer(x), layer.weight, g)[0])
-    found = kr.signed_gradient(layer, x, g, rank, DOUBLE)
+    found = signed_gradient(layer, x, g, rank, DOUBLE)
     torch.testing.assert_close(found, M @ kr.signs(M.shape[1], rank, DOUBLE, M.device), **close)
+
+
+@every_layer
+@pytest.mark.parametrize("rank", [3, 1000], ids=["sketched", "whole"])
+def test_sizes_of_gradients_are_of_samples_and_of_single_positions(make, given, rank):
+    layer, x, g = called(make, given)
+    found = sizes_of_gradients(layer, x, g, rank, DOUBLE)
+    if isinstance(layer, nn.Embedding) or x.dim() == 1:
+        assert not found.any()
+        return
+    rows, columns = vectors(layer, x, g)
+    groups, is_one = getattr(layer, "groups", 1), x.dim() == len(getattr(layer, "kernel_size", ())) + 1
+    columns = columns @ kr.signs(columns.shape[1], rank, DOUBLE, columns.device)
+    rows, columns = (
+        one.view(1 if is_one else len(x), -1, groups, one.numel() // len(rows) // groups) for one in (rows, columns)
+    )
+    products = rows[..., :, None] * columns[..., None, :]  # (samples, positions, groups, …)
+    expected = torch.stack([products.sum(1).square().sum(), products.square().sum()])
+    if x.dim() < 3 and isinstance(layer, nn.Linear):
+        expected = torch.zeros(2, dtype=DOUBLE)
+    torch.testing.assert_close(found, expected, **close)
 
 
 @every_layer

@@ -4,11 +4,11 @@ r"""Measures of continual learning, from the accuracy matrix alone.
 as a list of rows of growing length. With T tasks:
 
     A    average accuracy      mean_j a[T−1][j]
-    F    forgetting            mean over j < T−1 of  max_{l<T−1} a[l][j] − a[T−1][j]        (Chaudhry et al. 2018)
+    F    forgetting            mean over j < T−1 of  max_{l<T−1} a[l][j] − a[T−1][j]  (Chaudhry et al. 2018)
     I    intransigence         mean_j  r[j] − a[j][j],  r: accuracy of a reference that learns task j alone
     std  over tasks            standard deviation of a[T−1][·]
     learning accuracy          mean_j a[j][j]
-    backward transfer          mean over j < T−1 of  a[T−1][j] − a[j][j]                     (Lopez-Paz & Ranzato 2017)
+    backward transfer          mean over j < T−1 of  a[T−1][j] − a[j][j]  (Lopez-Paz & Ranzato 2017)
     forward transfer           mean over j > 0 of  accuracy on j just before learning it − accuracy on j untrained
 """
 

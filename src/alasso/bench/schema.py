@@ -343,7 +343,7 @@ _SEARCHED = table(
         "seeds": listed(whole(0)),
         "environment": TABLE,
     },
-    {"diverged": TEXT, "earlier": listed(TABLE)},
+    {"diverged": TEXT, "stopped_early": whole(0), "earlier": listed(TABLE)},
 )
 SEARCH = table(
     {"schema": whole(1), "benchmark": TEXT, "chosen": mapped(mapped(SCALAR))},

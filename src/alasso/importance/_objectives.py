@@ -50,6 +50,15 @@ class Objective:
     check: Callable[[], None] = lambda: None
 
 
+def objective_of(measure: str, labels: str = "true", loss: Loss | None = None) -> Objective:
+    """Return the objective of "fisher" or "mas".
+
+    Raises:
+        AlassoError: Labels and loss do not go together.
+    """
+    return Objective(squared_norm, torch.abs) if measure == "mas" else log_likelihood(labels, loss, None)
+
+
 def log_likelihood(labels: str, loss: Loss | None, generator: torch.Generator | None) -> Objective:
     """Return the objective of the Fisher information; see :func:`alasso.importance.fisher` for the arguments.
 

@@ -121,27 +121,30 @@ def sketch_of_windows(x: Tensor, kernel: tuple[int, ...], layer: Convolution, ra
     Returns:
         [Y | d], (n, min(n, r) + 1) with n = C / groups · kernel.
     """
-    dims = len(kernel) - 1
-    x = x.reshape(-1, x.shape[1] // layer.groups, *x.shape[2:])
-    shape = (x.shape[1], *kernel)
-    S = signs_like(x, shape[0] * kernel_size(kernel), rank)
+    x, products = under_signs(x, kernel, layer, rank)
     moves = {"stride": layer.stride, "dilation": layer.dilation}
-    products = _CONVOLVE[dims](x, S.mT.reshape(-1, *shape), **moves)
-    Y = _WEIGHT_GRADIENT[dims](x, (S.shape[1], *shape), products, **moves)
-    d = _WEIGHT_GRADIENT[dims](x.square(), (1, *shape), torch.ones_like(products[:, :1]), **moves)
+    gradient = _WEIGHT_GRADIENT[len(kernel) - 1]
+    Y = gradient(x, (products.shape[1], x.shape[1], *kernel), products, **moves)
+    d = gradient(x.square(), (1, x.shape[1], *kernel), torch.ones_like(products[:, :1]), **moves)
     return torch.cat([Y, d]).flatten(1).mT
 
 
-def kernel_size(kernel: tuple[int, ...]) -> int:
-    """Return how many positions a window has.
+def under_signs(x: Tensor, kernel: tuple[int, ...], layer: Convolution, rank: int) -> tuple[Tensor, Tensor]:
+    """Return images, one for each group of channels, and their convolution with the columns of S as filters.
 
     Args:
-        kernel: Its size in each dimension.
+        x: Padded images, (N, C, *positions).
+        kernel: Size of the window.
+        layer: Tells stride, dilation and groups.
+        rank: r.
 
     Returns:
-        Their product.
+        (N · groups, C / groups, *positions); xᵀS for the window x of each, (N · groups, min(n, r), *positions).
     """
-    return torch.Size(kernel).numel()
+    x = x.reshape(-1, x.shape[1] // layer.groups, *x.shape[2:])
+    S = signs_like(x, x.shape[1] * torch.Size(kernel).numel(), rank)
+    filters = S.mT.reshape(-1, x.shape[1], *kernel)
+    return x, _CONVOLVE[len(kernel) - 1](x, filters, stride=layer.stride, dilation=layer.dilation)
 
 
 def rank_of(packed: Tensor) -> int:
@@ -163,7 +166,7 @@ def form(packed: Tensor) -> Tensor:
         packed: [Y | d].
 
     Returns:
-        [B | ρ], of the sketch's shape; ρ is not finite where the sketch is not.
+        [B | ρ], of the sketch's shape, the columns of B at right angles; ρ is not finite where the sketch is not.
     """
     Y, d = packed[:, :-1].double(), packed[:, -1].double()
     S = signs_like(Y, *Y.shape)
@@ -171,6 +174,7 @@ def form(packed: Tensor) -> Tensor:
     values, V = torch.linalg.eigh((core + core.mT) / 2)
     kept = values > SMALLEST * values[-1:].clamp(min=0)
     B = Y @ V * torch.where(kept, values, 1.0).rsqrt() * kept
+    B = B @ torch.linalg.eigh(torch.nan_to_num(B.mT @ B))[1]
     rest = (d - B.square().sum(1)).clamp(min=0)
     return torch.cat([B, (rest + rest.mean())[:, None] / 2], 1).to(packed.dtype)
 
@@ -208,14 +212,28 @@ def largest(packed: Tensor) -> Tensor:
     """Return a bound on the largest eigenvalue of B Bᵀ + diag(ρ).
 
     Args:
-        packed: [B | ρ].
+        packed: [B | ρ], the columns of B at right angles.
 
     Returns:
         A scalar, larger by no more than the largest ρ.
     """
-    B = packed[:, :-1]
-    of_B: Tensor = torch.linalg.eigvalsh(B.mT @ B)[-1:].sum()  # zero if there is none
-    return of_B + packed[:, -1].max()
+    B, rho = packed[:, :-1], packed[:, -1]
+    return F.pad(B.square().sum(0), (1, 0)).max() + rho.max()
+
+
+def capped(packed: Tensor, most: Tensor) -> Tensor:
+    """Return the form without eigenvalues above a bound: what is stiffer is as stiff as that, the rest as it was.
+
+    Args:
+        packed: [B | ρ], the columns of B at right angles.
+        most: The bound, positive.
+
+    Returns:
+        [B | ρ], of which :func:`largest` is no more than the bound.
+    """
+    B, rho = packed[:, :-1], packed[:, -1].clamp(max=most)
+    left = (most - rho.max()) / B.square().sum(0).clamp(min=torch.finfo(B.dtype).tiny)
+    return torch.cat([B * left.clamp(max=1).sqrt(), rho[:, None]], 1)
 
 
 def spread(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -406,36 +424,6 @@ def rows_told(layer: nn.Module, g: Tensor) -> Tensor:
         True or False for each of :func:`rows_of` the gradient.
     """
     return g.any(-len(layer.kernel_size) - 1 if isinstance(layer, KERNELS) else -1).flatten()
-
-
-def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
-    """Return M S for the gradient M of the loss by a layer's weight, seen as a matrix, that one call brings about.
-
-    Args:
-        layer: One that :func:`is_factored`.
-        x: The layer's input.
-        g: The gradient by the layer's output, as it reaches its weight.
-        rank: r.
-        dtype: The precision to compute in.
-
-    Returns:
-        (rows, min(columns, r)).
-    """
-    if isinstance(layer, nn.Embedding):
-        g = rows_of(layer, g.to(dtype))
-        told = g @ signs_like(g, g.shape[1], rank)
-        return told.new_zeros(layer.num_embeddings, told.shape[1]).index_add_(0, x.flatten(), told)
-    x, g = x.to(dtype), g.to(dtype)
-    if isinstance(layer, KERNELS):
-        seen, told = (x, g) if isinstance(layer, CONVOLUTIONS) else (g, x)
-        dims, moves = len(layer.kernel_size) - 1, {"stride": layer.stride, "dilation": layer.dilation}
-        told = told if told.dim() == dims + 3 else told[None]
-        shape = layer.weight.shape
-        M = _WEIGHT_GRADIENT[dims](images_under(layer, seen), shape, told, groups=layer.groups, **moves)
-        return as_matrix(M) @ signs_like(M, M[0].numel(), rank)
-    left, right = (x, g) if has_inputs_as_rows(layer) else (g, x)
-    left, right = rows_of(layer, left), rows_of(layer, right)
-    return left.mT @ (right @ signs_like(right, right.shape[1], rank))
 
 
 def pairs_in(layer: nn.Module, x: Tensor, told: Tensor) -> Tensor:

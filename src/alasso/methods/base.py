@@ -65,6 +65,7 @@ class Surrogate(ABC, Generic[S]):
         ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
         learns_from_steps: Whether it needs a task's steps even without a path.
+        warm_strength: By ``warm_start(scale="auto")``, Ω·d² in squared changes of the outputs; None for as measured.
     """
 
     State: ClassVar[type]
@@ -72,6 +73,7 @@ class Surrogate(ABC, Generic[S]):
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"omega": (0, math.inf)})
     observes_path: ClassVar[bool] = False
     learns_from_steps: ClassVar[bool] = False
+    warm_strength: ClassVar[float | None] = None
 
     @abstractmethod
     def init(self, theta: Tensor) -> S:
@@ -144,7 +146,15 @@ class Surrogate(ABC, Generic[S]):
             They are one where a surrogate knows no directions.
         """
 
-    def before_step_(self, s: S, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+    def before_step_(
+        self,
+        s: S,
+        g: Tensor,
+        theta: Tensor,
+        total: Tensor,
+        strength: float | Tensor,
+        most: float | Tensor | None = None,
+    ) -> None:
         """Add the penalty's gradient to the total one, and take note of a step that the optimizer is about to make.
 
         Batches of plain springs are added without it (:mod:`alasso._passes`), and noted by :func:`add_to_path_`.
@@ -155,6 +165,7 @@ class Surrogate(ABC, Generic[S]):
             theta: The weights θ.
             total: The gradient that the optimizer will see, changed in place.
             strength: Factor of the penalty; 0.0 where nothing has a past.
+            most: The largest curvature that the penalty may have, for those that have a bound; None for any.
         """
         if not isinstance(strength, float) or strength:
             total.add_(self.penalty_grad(theta, s) * strength)
@@ -303,14 +314,6 @@ class Springs(Surrogate[S]):
         return omega
 
     def typical_stiffness(self, s: S) -> tuple[Tensor, Tensor]:
-        """Return the mean over both sides of all weights, twice.
-
-        Args:
-            s: The state.
-
-        Returns:
-            One factor of d², twice.
-        """
         k_minus, k_plus = self.stiffness(s)
         k = (k_minus + k_plus).sum() / max(2 * k_plus.numel(), 1)  # a rank may have none of a small tensor
         return k, k

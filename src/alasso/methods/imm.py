@@ -252,7 +252,7 @@ class DropTransfer:
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> with DropTransfer(model, p=0.5):
-    ...     out = model(torch.randn(3, 4))                      # no weight has moved yet: nothing changes
+    ...     out = model(torch.randn(3, 4))  # no weight has moved yet: nothing changes
     """
 
     def __init__(self, model: nn.Module, p: float = 0.5, *, exclude: str | Iterable[str] | None = None) -> None:

@@ -36,6 +36,9 @@ Xi = float | Literal["auto"]
 #: ξ = "auto" in mean squared moves: fewer protect the first of two tasks more, more leave a long stream more room.
 MOVES = 1.5
 
+#: Of a measured importance, which stands for a path's: Ω·d² in squared changes of the outputs.
+WARM_STRENGTH = 3.0
+
 
 class PathState(NamedTuple):
     """State of one tensor.
@@ -62,6 +65,7 @@ class SISurrogate(Springs[PathState]):
 
     State: ClassVar[type] = PathState
     observes_path: ClassVar[bool] = True
+    warm_strength: ClassVar[float | None] = WARM_STRENGTH
 
     def __post_init__(self) -> None:
         check_non_negative(c=self.c)

@@ -96,8 +96,8 @@ def test_shards_train_the_grid_and_the_command_without_chooses(tmp_path, monkeyp
     assert len(list((tmp_path / "runs").glob("*.json"))) == 2
     whole = (*words[:-1], tmp_path / "others", "--file", tmp_path / "whole.json")
     assert in_process(whole, monkeypatch, capsys)[0] == 0
-    trained, train = [], sweep.train
-    monkeypatch.setattr(sweep, "train", lambda config, *rest: trained.append(config) or train(config, *rest))
+    trained, train = [], sweep.run
+    monkeypatch.setattr(sweep, "run", lambda config, **rest: trained.append(config) or train(config, **rest))
     assert in_process((*words, "--file", tmp_path / "sharded.json"), monkeypatch, capsys)[0] == 0
     assert [(config.settings["lam"], config.seed) for config in trained] == [(0.1, 1)]  # the one that diverged
     found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("sharded", "whole")]

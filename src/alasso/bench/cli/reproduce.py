@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench import results
-from alasso.bench.cli.console import AllowModel, DataDir, Device, Shard, Terminal, end_stopped, say
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Ray, Shard, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.models import check_allowed
@@ -43,6 +43,7 @@ from alasso.bench.reproduce.claims import (
 )
 from alasso.bench.reproduce.document import Document
 from alasso.bench.reproduce.experiments import Evidence, Experiment, chosen, find_paper, read_experiments
+from alasso.bench.reproduce.experiments import pack as move_into_lines
 from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
@@ -76,11 +77,15 @@ def reproduce(
         typer.Option("--out", help="Folder of results. Default: that of the paper."),
     ] = None,
     shard: Shard = None,
+    ray: Ray = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only show what is missing and how long it takes.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Run nothing: judge the results there are.")] = False,
     unpack: Annotated[
         Path | None, typer.Option(help="Run nothing: write each result there is as a JSON file into this folder.")
     ] = None,
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Run nothing: move results into one file an experiment, a line each.")
+    ] = False,
     document: Annotated[
         Path | None,
         typer.Option(help="The document. Default: REPRODUCTION.md in the paper's folder; in another --out, there."),
@@ -91,8 +96,8 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
     """Run the paper's missing experiments and judge each of its claims."""
-    if sum((plan, judge, unpack is not None)) > 1:
-        raise AlassoError("--plan, --judge and --unpack exclude each other: give one of them")
+    if sum((plan, judge, pack, unpack is not None)) > 1:
+        raise AlassoError("--plan, --judge, --pack and --unpack exclude each other: give one of them")
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
     if shard is not None and (judge or unpack is not None):
@@ -103,6 +108,8 @@ def reproduce(
     if unpack is not None:
         found = [results.write(one, unpack) for one in work.evidence.results_of(work.references)]
         return say(f"wrote {count_of(len(found), 'result')} to {unpack}")
+    if pack:
+        return say(f"moved {count_of(move_into_lines(work.chosen, work.evidence, work.out), 'result')} in {work.out}")
     if plan:
         return show_plan(work, make_plan(work.chosen, work.evidence, seeds, shard))
     document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
@@ -114,7 +121,8 @@ def reproduce(
         planned = make_plan(work.chosen, work.evidence, seeds, shard)
         used = [config.model for config in (*planned.missing, *(probe.config for probe in planned.probes))]
         check_allowed(used, allow_model or [], work.paper, "--allow-model")
-        run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
+        options = Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet, ray=ray)
+        run_missing(work, planned, options)
         if shard is not None:
             return say("When all shards are there, the same command with --judge and without --shard judges.")
         work = replace(work)  # forgets the evidence it has read

@@ -9,6 +9,7 @@ several to a JSON-lines file. Both are read alike; of two results of one run the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,12 @@ from typing import Any
 from alasso.bench import probe
 from alasso.bench.config import RunConfig, nearest
 from alasso.bench.data.editions import short
+from alasso.bench.io import write_whole
 from alasso.bench.metrics import same_stream
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.report.aggregate import MEASURES, Group, groups
 from alasso.bench.results import DIVERGED, Divergence, Result, read_file, read_note, result_files
-from alasso.bench.schema import EXPERIMENT, MOST_RUNS, read_toml
+from alasso.bench.schema import EXPERIMENT, MOST_RUNS, read_text, read_toml
 from alasso.errors import AlassoError
 
 Values = dict[int, float]  # seed → value
@@ -368,6 +370,40 @@ class Evidence:
         own = {name: editions - set(AS_PUBLISHED) for name, editions in sorted(self.editions(references).items())}
         said = {name: " and ".join(sorted(of)) if len(of) > 1 else short(*of) for name, of in own.items() if of}
         return ", ".join(f"{name} {edition}" for name, edition in said.items())
+
+
+def pack(experiments: Iterable[Experiment], evidence: Evidence, out: Path) -> int:
+    """Moves results from files of their own into one file an experiment, a line each; a run's older line goes.
+
+    Args:
+        experiments: Those whose results are moved; a run that several have goes to the first.
+        evidence: What the folder holds.
+        out: The folder.
+
+    Returns:
+        How many were moved.
+
+    Raises:
+        AlassoError: A file of lines is damaged, or the folder takes no files.
+    """
+    single, moved = {path.stem: path for path in out.glob("*.json")}, 0
+    for one in experiments:
+        own = {result.name: result for result in evidence.results_of(one.references) if result.name in single}
+        if not own:
+            continue
+        file, lines = out / f"{one.id}.jsonl", []
+        if file.exists():
+            there = [line for line in read_text(file).split("\n") if line.strip()]
+            for line, found in zip(there, read_file(file), strict=True):
+                if isinstance(found, AlassoError):
+                    raise found
+                lines += [] if found.name in own else [line]
+        lines += [json.dumps(result.to_json(), separators=(",", ":")) for result in own.values()]
+        write_whole(file, "".join(f"{line}\n" for line in lines).encode())
+        for name in own:
+            single.pop(name).unlink()
+        moved += len(own)
+    return moved
 
 
 def run_of(path: Path) -> str:
