@@ -167,7 +167,7 @@ METHODS: dict[str, Make | None] = {
     "KronALASSO": alasso.KronALASSO,
     "KronALASSO, path": lambda model: alasso.KronALASSO(model, scale="path"),
     "ALASSO": alasso.ALASSO,
-    "EWC": alasso.EWC,
+    "EWC": lambda model: alasso.EWC(model, loss=losses),
     "LoRA": None,
     "LoRA, KronALASSO": alasso.KronALASSO,
 }
