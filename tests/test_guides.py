@@ -16,6 +16,7 @@ NEEDS = {
     "lora": ["peft"],
     "language_models": ["transformers", "accelerate", "trl"],
     "gauge": [],
+    "streams": [],
     "distributed": [],
 }
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' remarks are not the point here
