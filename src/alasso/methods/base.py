@@ -5,11 +5,10 @@ Most methods are :class:`Springs`, one for each weight:
 .. math:: \mathcal L_s(\theta) = \sum_k k_k^\pm \, (\theta_k - \hat\theta_k)^2 + \text{const}
 
 with one stiffness for each side, :math:`k^-` where :math:`\theta<\hat\theta` and :math:`k^+` where
-:math:`\theta>\hat\theta`. They differ only in how they choose the anchor and the stiffness, and are elementwise: the
-same functions serve float64 tests, shards of a distributed model and ``torch.compile``.
+:math:`\theta>\hat\theta`. They differ only in how they choose anchor and stiffness, and are elementwise, in shards of a
+distributed model and under ``torch.compile``, too.
 
-Everything is pure, tensors in, tensors out, but for names that end in an underscore: these run at every step and write
-in place.
+Everything is pure, but for names that end in an underscore: these run at every step and write in place.
 
 Glossary: θ weights, θ̂ anchor, Ω importance, ω path integral of the running task, d = θ − θ̂.
 """
@@ -32,6 +31,7 @@ from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
+Factor = float | Tensor
 
 
 class AnchorState(NamedTuple):
@@ -145,17 +145,9 @@ class Surrogate(ABC, Generic[S]):
         """
 
     def before_step_(
-        self,
-        s: S,
-        g: Tensor,
-        theta: Tensor,
-        total: Tensor,
-        strength: float | Tensor,
-        most: float | Tensor | None = None,
+        self, s: S, g: Tensor, theta: Tensor, total: Tensor, strength: Factor, most: Factor | None = None
     ) -> None:
         """Add the penalty's gradient to the total one, and take note of a step that the optimizer is about to make.
-
-        Batches of plain springs are added without it (:mod:`alasso._passes`), and noted by :func:`add_to_path_`.
 
         Args:
             s: The state, changed in place if the method observes the path.
@@ -163,7 +155,7 @@ class Surrogate(ABC, Generic[S]):
             theta: The weights θ.
             total: The gradient that the optimizer will see, changed in place.
             strength: Factor of the penalty; 0.0 where nothing has a past.
-            most: The largest curvature that the penalty may have, for those that have a bound; None for any.
+            most: The largest curvature that the penalty may have; None for any.
         """
         if not isinstance(strength, float) or strength:
             total.add_(self.penalty_grad(theta, s) * strength)
@@ -173,8 +165,8 @@ class Surrogate(ABC, Generic[S]):
 
         Args:
             s: The state, changed in place.
-            g: What :meth:`before_step_` was given.
-            theta: The weights after the step.
+            g: The same gradient again.
+            theta: The weights after it.
         """
 
     def stiffest(self, s: S) -> Tensor:

@@ -84,7 +84,7 @@ from alasso.importance.kronecker import (
     times,
     with_unit_trace,
 )
-from alasso.methods.base import Setting, Surrogate, check_choice, check_non_negative
+from alasso.methods.base import Factor, Setting, Surrogate, check_choice, check_non_negative
 from alasso.regularizer import Regularizer
 
 Scale = Literal["path", "fisher"]
@@ -187,7 +187,7 @@ class KronSurrogate(Surrogate[KronState]):
     def stiffest(self, s: KronState) -> Tensor:
         return self.c * largest(s.row_form) * largest(s.column_form)
 
-    def capped(self, s: KronState, most: float | Tensor) -> KronState:
+    def capped(self, s: KronState, most: Factor) -> KronState:
         """Return the state without directions that SGD could not follow.
 
         Args:
@@ -202,13 +202,7 @@ class KronSurrogate(Surrogate[KronState]):
     # -- a step ----------------------------------------------------------------------------------------------
 
     def before_step_(
-        self,
-        s: KronState,
-        g: Tensor,
-        theta: Tensor,
-        total: Tensor,
-        strength: float | Tensor,
-        most: float | Tensor | None = None,
+        self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: Factor, most: Factor | None = None
     ) -> None:
         # ω gets ⟨M, D⟩, which after_step_ takes away at the new D. With the forms of both factors the gradient is
         # ρ D ρᵀ, weight by weight, and two thin products, through rows that fit a CPU's cache:
