@@ -20,15 +20,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from alasso.errors import AlassoError
-
-if TYPE_CHECKING:
-    pass
 
 
 class AnchorState(NamedTuple):
