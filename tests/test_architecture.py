@@ -15,7 +15,7 @@ import measure_code
 LIMITS = {
     "code lines": 13_500,
     "code lines of the core": 5_000,
-    "modules": 96,
+    "modules": 97,
     "lines of a module": 500,
     "imports inside functions": 25,
     "deepest inheritance": 3,

@@ -15,6 +15,7 @@ NEEDS = {
     "huggingface": ["transformers", "accelerate"],
     "lora": ["peft"],
     "gauge": [],
+    "streams": [],
     "distributed": [],
 }
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' remarks are not the point here

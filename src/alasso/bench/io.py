@@ -65,7 +65,7 @@ def check_file(path: Path, *endings: str) -> None:
     if path.is_dir():
         raise AlassoError(f"{path} is a folder; name a file to write")
     if endings and path.suffix.lower() not in endings:
-        raise AlassoError(f"{path} has the wrong ending; name a file that ends in {endings[0]}")
+        raise AlassoError(f"{path} has the wrong ending; name a file that ends in {' or '.join(endings)}")
     check_writable(path.parent, named=path)
 
 

@@ -6,6 +6,7 @@ import io
 import signal
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from alasso.bench.cli import main as cli
 from alasso.bench.training import progress
 from alasso.bench.training.checkpoint import Position
-from alasso.bench.training.progress import CsvLog, Observer, TensorBoardLog
+from alasso.bench.training.progress import CsvLog, MlflowLog, Observer, TensorBoardLog, WandbLog
 from alasso.bench.training.run import Trainer
+from alasso.errors import AlassoError
 
 from run_helpers import begun, break_off, finished, small
 
@@ -161,5 +163,61 @@ def test_tensorboard_counts_epochs_from_the_run_s_beginning(tmp_path, monkeypatc
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Board))
     break_off(small(), tmp_path)
-    finished(small(), out=tmp_path, resume=True, observer=TensorBoardLog(tmp_path / "board"))
+    finished(small(), out=tmp_path, resume=True, observer=TensorBoardLog(tmp_path / "board", small()))
     assert [number for name, number in told if name == "loss"] == [3, 4, 5, 6]  # of two epochs in each of three tasks
+
+
+def told_by(tracker, folder):
+    """A whole run told to a tracker."""
+    log = tracker(folder, small())
+    finished(small(), observer=log)
+    log.close()
+
+
+LAST = {"loss": 6, "penalty": 6, "accuracy/learned": 3, "accuracy/mean": 3}  # two epochs in each of three tasks
+
+
+def test_wandb_offline_gets_every_number(tmp_path, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wandb = pytest.importorskip("wandb", reason="needs the extra 'wandb'")
+    for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    rows, real = [], wandb.Run.log
+    monkeypatch.setattr(wandb.Run, "log", lambda run, data: (rows.append(data), real(run, data)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told_by(WandbLog, tmp_path)
+    (file,) = tmp_path.rglob("*.wandb")
+    assert small().name.encode() in file.read_bytes()
+    assert [row["epoch"] for row in rows if "loss" in row and "penalty" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["task"] for row in rows if "accuracy/learned" in row and "accuracy/mean" in row] == [1, 2, 3]
+
+
+def test_mlflow_holds_every_number(tmp_path, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mlflow = pytest.importorskip("mlflow", reason="needs the extra 'mlflow'")
+        pytest.importorskip("sqlalchemy", reason="comes with mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told_by(MlflowLog, tmp_path)
+        told_by(MlflowLog, tmp_path)  # into the same experiment
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("alasso")
+    found = client.search_runs([experiment.experiment_id])
+    assert len(found) == 2 and {one.info.run_name for one in found} == {small().name}
+    history = {name: client.get_metric_history(found[0].info.run_id, name) for name in LAST}
+    assert {name: len(values) for name, values in history.items()} == LAST
+    assert found[0].data.params["method"] == small().method and found[0].info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("tracker", "module"),
+    [(TensorBoardLog, "torch.utils.tensorboard"), (WandbLog, "wandb"), (MlflowLog, "mlflow")],
+)
+def test_a_tracker_that_is_missing_is_named_with_its_extra(tracker, module, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(AlassoError, match=r"is not installed: pip install 'alasso\["):
+        tracker(tmp_path, small())

@@ -27,6 +27,7 @@ COMMANDS = {
     "run": ("run:run", "Train methods on a benchmark and measure what they forget."),
     "search": ("run:search", "Find settings for each method on held-out training examples."),
     "report": ("report:report", "Make one self-contained page, and figures, from results."),
+    "export": ("report:export", "Write results as one table, CSV or parquet."),
     "compare": ("report:compare", "Show results side by side."),
     "probe": ("run:probe", "Measure a task's loss around its optimum, weight by weight."),
     "reproduce": ("reproduce:reproduce", "Run the paper's missing experiments and judge each of its claims."),

@@ -12,6 +12,7 @@ from alasso.bench.cli.console import Terminal, say
 from alasso.bench.config import count_of
 from alasso.bench.io import check_file, check_writable, write_whole
 from alasso.bench.report import compare as comparing
+from alasso.bench.report import export as exporting
 from alasso.bench.report import page
 from alasso.bench.report.figures import FORMATS, write_figures
 from alasso.bench.report.sections import collect
@@ -55,6 +56,23 @@ def report(
             say(line)
         say(f"{figures}: {count_of(len(written) // len(FORMATS), 'figure')} as {', '.join(FORMATS)}")
     return None
+
+
+def export(
+    results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv or .parquet.")] = Path(
+        "runs.csv"
+    ),
+    pairs: Annotated[bool, typer.Option("--pairs", help="A row for each accuracy in place of each run.")] = False,
+) -> None:
+    """Write results as one table, CSV or parquet."""
+    found = collect(results)
+    if not found.results:
+        raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")
+    rows = exporting.write(found.results, output, pairs)
+    for line in found.left_out:
+        say(f"left out: {line}")
+    say(f"{output}: {count_of(len(found.results), 'result')}, {count_of(rows, 'row')}")
 
 
 def follow(paths: Sequence[Path], port: int) -> None:

@@ -54,10 +54,14 @@ class Log(str, Enum):
 
     csv = "csv"
     tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
 
 
 Interval = Annotated[float, typer.Option(metavar="<seconds>", help="Time between checkpoints.", min=0)]
-Logs = Annotated[list[Log] | None, typer.Option(metavar="csv|tensorboard", help="Write each epoch's numbers to files.")]
+Logs = Annotated[
+    list[Log] | None, typer.Option(metavar="csv|tensorboard|wandb|mlflow", help="Where each epoch's numbers go.")
+]
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -205,17 +206,10 @@ def _place(task: int | str, epoch: int | str) -> tuple[int, float]:
     return int(task), float(epoch or "inf")
 
 
-class TensorBoardLog(Observer):
-    """The same for TensorBoard."""
+class Tracker(Observer):
+    """The same for a tracker, by names: losses by the number of the epoch in all, accuracies by the task's."""
 
     wants_epochs = True
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise AlassoError("TensorBoard is not installed: pip install 'alasso[tensorboard]'") from error
-        self.writer: Any = SummaryWriter(str(folder))
 
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
         self.epochs = config.epochs
@@ -223,17 +217,92 @@ class TensorBoardLog(Observer):
     def epoch_done(
         self, task: int, epoch: int, loss: float, penalty: float, accuracy: Accuracy, seconds_left: float
     ) -> None:
-        number = task * self.epochs + epoch + 1
-        self.writer.add_scalar("loss", loss, number)
-        self.writer.add_scalar("penalty", penalty, number)
+        self.tell({"loss": loss, "penalty": penalty}, "epoch", task * self.epochs + epoch + 1)
 
     def task_done(self, task: int, accuracy: Accuracy, seconds_left: float) -> None:
         row = accuracy[-1]
-        self.writer.add_scalar("accuracy/learned", row[-1], task + 1)
-        self.writer.add_scalar("accuracy/mean", sum(row) / len(row), task + 1)
+        self.tell({"accuracy/learned": row[-1], "accuracy/mean": sum(row) / len(row)}, "task", task + 1)
+
+    def tell(self, values: dict[str, float], axis: str, number: int) -> None:
+        """Pass on values by name; ``axis`` says what the number counts."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the run."""
+
+
+class TensorBoardLog(Tracker):
+    """For TensorBoard."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise AlassoError("TensorBoard is not installed: pip install 'alasso[tensorboard]'") from error
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard" / config.name))
+
+    def tell(self, values: dict[str, float], axis: str, number: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, number)
 
     def close(self) -> None:
         self.writer.close()
+
+
+class WandbLog(Tracker):
+    """For W&B; with ``WANDB_MODE=offline`` into files alone."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise AlassoError("W&B is not installed: pip install 'alasso[wandb]'") from error
+        about = config.to_json()
+        try:
+            self.run: Any = wandb.init(project="alasso", name=config.name, config=about, dir=str(folder))
+        except wandb.Error as error:
+            raise AlassoError(f"W&B: {error}; with WANDB_MODE=offline it needs no account") from error
+        for axis, names in (("epoch", ("loss", "penalty")), ("task", ("accuracy/*",))):
+            self.run.define_metric(axis, hidden=True)
+            for name in names:
+                self.run.define_metric(name, step_metric=axis)
+
+    def tell(self, values: dict[str, float], axis: str, number: int) -> None:
+        self.run.log({**values, axis: number})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MlflowLog(Tracker):
+    """For MLflow: the server that ``MLFLOW_TRACKING_URI`` names, else a data base beside the results."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise AlassoError("MLflow is not installed: pip install 'alasso[mlflow]'") from error
+        beside = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        self.client: Any = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or beside)
+        experiment = self.client.get_experiment_by_name("alasso")
+        number = experiment.experiment_id if experiment else self.client.create_experiment("alasso")
+        self.id = self.client.create_run(number, run_name=config.name).info.run_id
+        for name, value in config.to_json().items():
+            self.client.log_param(self.id, name, value)
+
+    def tell(self, values: dict[str, float], axis: str, number: int) -> None:
+        for name, value in values.items():
+            self.client.log_metric(self.id, name, value, step=number)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.id)
+
+
+TRACKERS: dict[str, Callable[[Path, RunConfig], Tracker]] = {
+    "tensorboard": TensorBoardLog,
+    "wandb": WandbLog,
+    "mlflow": MlflowLog,
+}
 
 
 class Several(Observer):

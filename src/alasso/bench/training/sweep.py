@@ -23,13 +23,13 @@ from alasso.bench.results import Result
 from alasso.bench.schema import MOST_RUNS
 from alasso.bench.training import checkpoint
 from alasso.bench.training.progress import (
+    TRACKERS,
     Bars,
     CsvLog,
     Observer,
     PlainLines,
     Several,
     Stopped,
-    TensorBoardLog,
     stop_on_request,
 )
 from alasso.bench.training.run import RunDiverged, run, torch_device
@@ -175,9 +175,9 @@ def train(
         if "csv" in options.logs:
             observers.append(log := CsvLog(options.out / f"{config.name}.csv"))
             logs.callback(log.close)
-        if "tensorboard" in options.logs:
-            observers.append(board := TensorBoardLog(options.out / "tensorboard" / config.name))
-            logs.callback(board.close)
+        for tracker in (TRACKERS[name] for name in options.logs if name in TRACKERS):
+            observers.append(one := tracker(options.out, config))
+            logs.callback(one.close)
         result = run(
             config,
             out=options.out,
