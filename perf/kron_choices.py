@@ -83,10 +83,10 @@ class PathAfter(KronSurrogate):
 
     places = {}  # an anchor, and the weights at the step before, by the anchor's id  # noqa: RUF012
 
-    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, *args: Any) -> None:
         _, before = self.places.setdefault(id(s.anchor), (s.anchor, theta.clone()))
         path = s.path.clone()
-        super().before_step_(s, g, theta, total, strength)
+        super().before_step_(s, g, theta, *args)
         s.path.copy_(path - (g * (theta - before)).sum())
         before.copy_(theta)
 
@@ -125,7 +125,9 @@ class Sided(KronSurrogate):
         unseen = self.side * (U.mT @ as_matrix(theta - s.anchor) @ V) * (U.mT @ way @ V) > 0
         return grad + (U @ ((U.mT @ as_matrix(grad) @ V) * unseen) @ V.mT).view_as(grad) * (self.a - 1)
 
-    def before_step_(self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+    def before_step_(
+        self, s: KronState, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor, most: Any = None
+    ) -> None:
         super().before_step_(s, g, theta, total, 0.0)
         if not isinstance(strength, float) or strength:
             total.add_(self.penalty_grad(theta, s) * strength)
@@ -197,7 +199,7 @@ def sided(a: float, kind: type[Sided]) -> type[Sided]:
 PATH = {"scale": "path"}
 CHOICES = {
     "defaults": Choice(),
-    **{f"c={c}": Choice({"c": c}) for c in (0.125, 0.25, 0.5, 0.75, 1.5, 2.0, 4.0, 8.0)},
+    **{f"c={c}": Choice({"c": c}) for c in (0.125, 0.25, 0.5, 0.8, 1.2, 1.6, 3.2, 6.4)},
     **{f"path, c={c}": Choice({"c": c, **PATH}) for c in (0.3, 1.0, 3.0, 10.0)},
     "path, κ of each task": Choice(PATH, KappaOfEachTask),
     **{f"path, one κ for all, c={c}": Choice({"c": c, **PATH}, finish=one_kappa) for c in (0.3, 1.0, 3.0)},

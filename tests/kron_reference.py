@@ -24,17 +24,17 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def vectors(layer, x, g):
     """Vectors of a call: one a row, first those of the weight's rows, then those of its columns.
 
-    The curvature of the weight is about Σ r rᵀ ⊗ Σ c cᵀ.
+    The curvature of the weight is about Σ r rᵀ ⊗ Σ c cᵀ. Where g is zero, linear layers and embeddings see nothing.
     """
     x, g = x.detach(), g.detach()
     if type(layer) is nn.Linear:
-        return g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+        return paired([(g[place], x[place]) for place in places_of(g) if g[place].any()], g, x)
     if type(layer).__name__ == "Conv1D":
-        return x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+        return paired([(x[place], g[place]) for place in places_of(g) if g[place].any()], x, g)
     if type(layer) is nn.Embedding:
-        used = [place for place in itertools.product(*map(range, x.shape)) if x[place] != layer.padding_idx]
         one_hot = torch.eye(layer.num_embeddings, dtype=g.dtype)
-        return torch.stack([one_hot[x[place]] for place in used]), torch.stack([g[place] for place in used])
+        used = [place for place in places_of(g) if g[place].any() and x[place] != layer.padding_idx]
+        return paired([(one_hot[x[place]], g[place]) for place in used], one_hot, g)
     if x.dim() == len(layer.kernel_size) + 1:
         x, g = x[None], g[None]
     if type(layer) in CONVOLUTIONS:
@@ -42,6 +42,18 @@ def vectors(layer, x, g):
     x.requires_grad_()
     (back,) = torch.autograd.grad(layer.forward(x), x, g, create_graph=True)
     return at_positions(x.detach()), windows(layer, back)
+
+
+def places_of(values):
+    """Where there is a vector in (N, …, C)."""
+    return itertools.product(*map(range, values.shape[:-1]))
+
+
+def paired(pairs, rows, columns):
+    """Two matrices, of no rows if there are no pairs."""
+    one, other = zip(*pairs, strict=True) if pairs else ((), ())
+    shaped = rows.new_zeros(0, rows.shape[-1]), columns.new_zeros(0, columns.shape[-1])
+    return tuple(torch.cat([part, *(v[None] for v in seen)]) for part, seen in zip(shaped, (one, other), strict=True))
 
 
 def at_positions(values):
@@ -86,7 +98,7 @@ def is_known(module):
 
 def gram(rows):
     """Σ x xᵀ, a sample at a time."""
-    return sum(torch.outer(x, x) for x in rows)
+    return sum((torch.outer(x, x) for x in rows), rows.new_zeros(rows.shape[1], rows.shape[1]))
 
 
 def recovered(M, rank):
@@ -220,7 +232,7 @@ class KronReference:
         S = signs(T.shape[1], self.rank, DOUBLE, T.device)
         self.factor = float(((M @ S) * (T @ S)).sum() / ((T @ S) ** 2).sum())
         lengths = [float(one.norm()) for layer, _, g in calls if layer is output for one in outputs(layer, g)]
-        self.terms = len(lengths)
+        self.terms = sum(length > 0 for length in lengths)  # without those that the loss ignores
         self.unit = self.factor * self.terms * (sum(length**2 for length in lengths) / self.terms) ** 0.5
 
     def factors_of(self, parameter, M, calls):
@@ -229,15 +241,28 @@ class KronReference:
         for layer in {layer: None for layer, *_ in calls if layer.weight is parameter}:
             of_layer = [(x, g) for other, x, g in calls if other is layer]
             found = [vectors(layer, x, g) for x, g in of_layer]
-            count = sum(
-                x.numel() if type(layer) is nn.Embedding else len(c)
-                for (x, _), (_, c) in zip(of_layer, found, strict=True)
-            )
+            count = max(sum(len(seen) for _, seen in found), 1)
             G, A = (sum(gram(part) for part in parts) for parts in zip(*found, strict=True))
-            rows, columns = rows + G * A.trace() / count, columns + A * G.trace() / count
+            common = self.in_common(layer, of_layer)
+            rows, columns = rows + common * G * A.trace() / count, columns + common * A * G.trace() / count
         if isinstance(rows, float) or (rows.shape[0], columns.shape[0]) != M.shape:
             return M @ M.T, M.T @ M
         return self.factor**2 * rows, columns
+
+    def in_common(self, layer, calls):
+        """‖Σ_p g aᵀ S‖² over Σ_p ‖g aᵀ S‖², for all samples of a layer's calls; each group of channels is a sample."""
+        together, alone, groups = 0.0, 0.0, getattr(layer, "groups", 1)
+        if type(layer) is nn.Embedding or (type(layer) is nn.Linear and calls[0][0].dim() < 3):
+            return 1.0
+        for x, g in calls:
+            for one_x, one_g in zip(x, g, strict=True):
+                rows, columns = vectors(layer, one_x[None], one_g[None])
+                columns = columns @ signs(columns.shape[1], self.rank, DOUBLE, columns.device)
+                for group, r in enumerate(rows.chunk(groups, 1)):
+                    c = columns[group::groups]
+                    together += float((r.T @ c).square().sum())
+                    alone += float((r.square().sum(1) * c.square().sum(1)).sum())
+        return together / alone if alone else 1.0
 
     # -- the end of a task -----------------------------------------------------------------------------------
 
@@ -255,7 +280,7 @@ class KronReference:
     def end_task(self, known, D):
         ranks = (0, 0) if known.is_vector else (self.rank, self.rank)
         L, R = known.L / known.steps, known.R / known.steps
-        above, below = 20.0, known.unit
+        above, below = 25.0, known.unit
         if self.scale == "path":
             above, below = (
                 max(known.path, 0.0),

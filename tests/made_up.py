@@ -97,8 +97,6 @@ seeds = 1
 {FIELDS}alasso = {{}}
 si = {{}}
 "a=3" = {{ method = "alasso", a = 3.0 }}
-[quick]
-tasks = 2
 """
 SHARING = f"""
 title = "Shares two runs with the other one"
@@ -114,7 +112,6 @@ title = "Probe"
 weights = 3
 offsets = 3
 examples = 5
-[quick]
 """
 CLAIMS = """
 [[claim]]
@@ -128,7 +125,6 @@ why = "anything is"
 how = "difference"
 of = "small/alasso"
 less = "small/si"
-quick = true
 
 [[claim]]
 id = "loss"
@@ -139,7 +135,6 @@ at_most = 2.0
 why = "anything is"
 how = "probe_evenness"
 of = "probe/alasso"
-quick = true
 
 [[untested]]
 where = "Fig. 3"

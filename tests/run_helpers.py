@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from alasso.bench import results
 from alasso.bench.cli import main as cli
 from alasso.bench.config import RunConfig
 from alasso.bench.results import checkpoint_path
@@ -47,6 +48,11 @@ def in_process(words, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return (ended.value.code, *capsys.readouterr())
+
+
+def numbers(folder):
+    """What the results in a folder found, by run: all but where and how long."""
+    return {r.name: (r.accuracy, r.ahead, r.untrained, r.metrics, r.data) for r in results.read_all([folder])}
 
 
 def begun(config, stream=None, model=None):

@@ -21,6 +21,7 @@ OFFERED = [
     "alasso.methods.base",
     "alasso.methods.ewc",
     "alasso.methods.imm",
+    "alasso.methods.kron",
     "alasso.methods.mas",
     "alasso.methods.si",
     "alasso.optim",

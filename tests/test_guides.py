@@ -14,6 +14,7 @@ NEEDS = {
     "lightning": ["lightning"],
     "huggingface": ["transformers", "accelerate"],
     "lora": ["peft"],
+    "language_models": ["transformers", "accelerate", "trl"],
     "gauge": [],
     "streams": [],
     "distributed": [],

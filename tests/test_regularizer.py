@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError, OnlineEWC
+from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError, KronALASSO, OnlineEWC
 from alasso.importance import fisher, squared_output_norm
 
 from helpers import mlp, run, same, toy_tasks, weights
@@ -94,6 +94,86 @@ def test_it_protects_a_pretrained_model_from_its_first_task(importance, scale):
             run(model, optimizer, TASKS[1])
         losses[protect] = sum(float(nn.functional.cross_entropy(model(x), y)) for x, y in TASKS[0])
     assert losses[True] < 0.7 * losses[False]
+
+
+# -- the scale that sets itself ----------------------------------------------------------------------------------
+
+
+def two_domains():
+    """Batches of two tasks that one network can solve: two inputs tell which it is."""
+    generator, tasks = torch.Generator().manual_seed(7), []
+    for t in range(2):
+        rule, code = torch.randn(16, 4, generator=generator), 2.0 * torch.eye(2)[t].expand(24, 2)
+        xs = torch.randn(8, 24, 16, generator=generator)
+        tasks.append([(torch.cat([x, code], 1), (x @ rule).argmax(1)) for x in xs])
+    return tasks
+
+
+def learn(model, task, reg=None):
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    if reg is not None:
+        reg.attach(optimizer)
+    for _ in range(30):
+        run(model, optimizer, task)
+
+
+def right(model, task):
+    return float(torch.cat([model(x).argmax(1) == y for x, y in task]).float().mean())
+
+
+def test_by_default_a_warm_start_keeps_half_at_least_and_costs_little_whatever_measured_it():
+    """As it was measured, the Fisher keeps nothing, and MAS lets nothing be learned."""
+    old, new = two_domains()
+    torch.manual_seed(0)
+    start = mlp(18, 64, 64, 4)
+    learn(start, old)
+    plain = copy.deepcopy(start)
+    learn(plain, new)
+    assert right(plain, old) < 0.6
+    for kind in (ALASSO, SI, KronALASSO):
+        for importance in ("fisher", "mas"):
+            model = copy.deepcopy(start)
+            reg = kind(model)
+            reg.warm_start(old, importance)
+            learn(model, new, reg)
+            kept = (right(model, old) - right(plain, old)) / (right(start, old) - right(plain, old))
+            assert kept > 0.5, (kind, importance)
+            assert right(plain, new) - right(model, new) < 0.15, (kind, importance)
+
+
+@pytest.mark.parametrize("kind", [ALASSO, SI])
+def test_the_scale_by_hand(kind):
+    """Three times the outputs' squared change: the Fisher by its terms' slope, and MAS with its squares' total."""
+    model = nn.Linear(3, 2, bias=False).double()
+    x, y = torch.randn(16, 3, dtype=torch.float64), torch.randint(2, (16,))
+    output = model(x).detach()
+    slope = torch.softmax(output, 1) - nn.functional.one_hot(y, 2)
+    fisher_by_hand = (slope[:, :, None] * x[:, None]).square().mean(0) / slope.square().sum(1).mean()
+    entries = (2 * output[:, :, None] * x[:, None]).abs().mean(0)
+    mas_by_hand = entries * entries.square().sum() / entries.sum() / (4 * output.square().sum(1).mean())
+    for importance, by_hand in (("fisher", fisher_by_hand), ("mas", mas_by_hand)):
+        reg = kind(model)
+        reg.warm_start([(x[:9], y[:9]), (x[9:], y[9:])], importance)
+        torch.testing.assert_close(reg.importance()["weight"], 3 * by_hand)
+
+
+@pytest.mark.parametrize("kind", [ALASSO, KronALASSO])
+def test_the_scale_knows_neither_the_unit_of_the_loss_nor_how_well_the_data_is_learned(kind):
+    model = pretrained()
+
+    def measured(**options):
+        reg = kind(model)
+        reg.warm_start(TASKS[0], **options)
+        return torch.cat([omega.flatten() for omega in reg.importance().values()])
+
+    def loss(output, y):
+        return nn.functional.cross_entropy(output, y, reduction="none")
+
+    torch.testing.assert_close(measured(loss=lambda output, y: 64 * loss(output, y)), measured(), rtol=1e-4, atol=0)
+    for options in ({"labels": "uniform"}, {"labels": "expected"}, {"importance": "mas"}):
+        assert 1 / 4 < float(measured(**options).sum() / measured().sum()) < 4
+    as_it_is = {"scale": 1.0}
+    assert float(measured(importance="mas", **as_it_is).sum() / measured(**as_it_is).sum()) > 100
 
 
 def test_a_run_after_a_warm_start_is_saved_and_goes_on_bit_for_bit():

@@ -465,6 +465,61 @@ def test_what_is_never_negative_is_refused_if_it_is(kind, field):
     assert content(other.state_dict()) == content(before)
 
 
+TOO_LARGE = [
+    *((kind, "omega", 3e38) for kind in ALL_KINDS if kind not in (IMM, KronALASSO)),
+    *((kind, "anchor", 3e38) for kind in ALL_KINDS if kind is not KronALASSO),
+    (EWC, "constant", 3e38),
+    (KronALASSO, "row_form", 1e30),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), TOO_LARGE, ids=lambda one: getattr(one, "__name__", one))
+def test_a_past_whose_penalty_overflows_is_refused_and_nothing_changes(kind, field, value):
+    saved, other = learned(kind).state_dict(), fresh(kind, 6, 12, 4)
+    before = other.state_dict()
+    saved["parameters"]["2.weight"][field] = numbers(saved["parameters"]["2.weight"][field], value)
+    with pytest.raises(AlassoError, match=r"the penalty of 2\.weight overflows with the saved state"):
+        other.load_state_dict(saved)
+    assert content(other.state_dict()) == content(before)
+
+
+def test_numbers_that_overflow_in_the_models_precision_are_refused():
+    saved = learned(SI).state_dict()
+    saved["parameters"]["0.bias"]["path"] = numbers(saved["parameters"]["0.bias"]["path"].double(), 1e300)
+    with pytest.raises(AlassoError, match=r"path of 0\.bias is not finite"):
+        fresh(SI, 6, 12, 4).load_state_dict(saved)
+    SI(mlp(6, 12, 4).double()).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_strong_past_and_huge_weights_that_never_mattered_come_back(kind):
+    """Ω is large where xi = 0 and weights hardly moved; a mask of the least number trains along, and never moves."""
+    saved, other = learned(kind).state_dict(), fresh(kind, 6, 12, 4)
+    for tensors in saved["parameters"].values():
+        if kind is not KronALASSO:
+            says = "precision" if kind is IMM else "omega"
+            tensors[says] = numbers(tensors[says], 1e30)
+            tensors[says].view(-1)[0] = 0.0
+            tensors["anchor"].view(-1)[0] = torch.finfo(torch.float32).min
+    other.load_state_dict(saved)
+    assert content(other.state_dict()) == content(saved)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_state_of_an_earlier_version_comes_back_whatever_the_settings_are_now(kind):
+    """The first states held neither labels nor notes; what is strong is judged by the saved settings."""
+    saved = learned(kind).state_dict()
+    saved["settings"].pop("labels", None)
+    del saved["notes"]
+    for tensors in saved["parameters"].values():
+        if "omega" in tensors and kind is not IMM:
+            tensors["omega"] = numbers(tensors["omega"], 1e30)
+    other = fresh(partial(kind, **{"c" if "c" in saved["settings"] else "lam": 1e15}), 6, 12, 4)
+    other.load_state_dict(saved)
+    assert other.settings() == learned(kind).settings()
+    assert content(other.state_dict()["parameters"]) == content(saved["parameters"])
+
+
 def test_codes_that_alasso_does_not_know_are_refused():
     saved = learned(ALASSO).state_dict()
     for code in (-2, 3, 127):

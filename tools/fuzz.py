@@ -171,8 +171,6 @@ def main():
         with tempfile.NamedTemporaryFile() as progress:
             print(work(names[0], given.seed, given.only, 1, progress.name, given.only))
         return 0
-    if not fuzz_readers.has_atheris():
-        print("atheris is not installed: bytes are changed at random, not towards new code (pip install atheris)")
     print(f"{'reader':<28}{'inputs':>10}{'taken':>10}{'tracebacks':>12}{'hangs':>7}{'crashes':>9}{'MB':>7}{'s':>7}")
     sums, lines = Counter(), []
     for name in names:

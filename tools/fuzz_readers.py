@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gzip
-import importlib.util
 import io
 import json
 import lzma
@@ -35,10 +34,6 @@ class Reader:
 
     ready: Callable[[Path], Ready]
     inputs: int
-
-
-def has_atheris() -> bool:
-    return importlib.util.find_spec("atheris") is not None
 
 
 # -- odd values -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Documents mark a place with an HTML comment, so that they read well without bein
 
     <!-- function: alasso.methods.si.accumulated_omega -->   the function's source
     <!-- table: Permuted MNIST, 30 tasks -->                 the first table of that section of the reproduction
+    <!-- names -->                                           every public name, with its first sentence
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from site_equations import drawn
+from site_names import listing
 
 REPRODUCTION = "REPRODUCTION.md"
+WIDE = (REPRODUCTION, "method.md", "others.md")
 #: Its folder, and how other pages link to it.
-_PAPER = Path(__file__).parent.parent / "paper"
+_ROOT = Path(__file__).parent.parent
+_PAPER = _ROOT / "paper"
 _TO_REPRODUCTION = re.compile(r"\(((?:\.\./)*)\.\./paper/REPRODUCTION\.md")
 _MARK = re.compile(r"^<!-- (function|table): (.*?) -->$", re.M)
 #: How a function looks below its equation: the source alone.
@@ -66,12 +70,12 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     Args:
         markdown: The page as it is written.
-        page: The page; that of the reproduction loses its table of contents, because its tables need the room.
+        page: The page; those of WIDE lose their table of contents, because their tables and sources need the room.
 
     Returns:
         The page as mkdocs shall read it.
     """
-    if page.file.src_path == REPRODUCTION:
+    if page.file.src_path in WIDE:
         page.meta["hide"] = ["toc"]
 
     def filled(match: re.Match[str]) -> str:
@@ -80,6 +84,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             return _table_of_the_reproduction(argument)
         return f"::: {argument}\n    options:\n" + "".join(f"      {option}\n" for option in _SOURCE_ALONE)
 
+    if "<!-- names -->" in markdown:
+        markdown = markdown.replace("<!-- names -->", listing(_ROOT / "docs" / "api", _ROOT / "src"))
     markdown = _TO_REPRODUCTION.sub(rf"(\1{REPRODUCTION}", _MARK.sub(filled, markdown))
     return _LINK_OUT.sub(r"\1 (`\2`)", markdown)
 

@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -30,6 +31,7 @@ from pathlib import Path
 import torch
 
 import alasso
+import torture_trainers
 from alasso._digest import digest_of
 from alasso.bench import sealed
 from alasso.bench.cli import main as cli
@@ -314,6 +316,21 @@ def read_only_folder(run, rng, expected):
     return run.resume(expected)
 
 
+def jumping_clock(run, rng, expected):
+    """The time of day jumps by years whenever it is asked for; half of the runs are killed as well."""
+    real, own = time.time, random.Random(rng.random())
+
+    def inside():
+        time.time = lambda: real() + own.uniform(-10, 10) * 365 * 86400
+
+    pid = run.start(inside=inside)
+    if run.until_saved(pid, rng) and rng.random() < 0.5:
+        os.kill(pid, signal.SIGKILL)
+    run.check(ended(pid))
+    run.check(ended(run.start("--resume", inside=inside)))
+    return run.resume(expected)
+
+
 def second_process(run, rng, expected):
     logs = run.folder / "second"
     logs.mkdir()
@@ -550,6 +567,42 @@ def trainers_file(write, read):
     return fault
 
 
+def killed_training(train, stock):
+    """Kills a trainer's whole training; each checkpoint that it left ends as if nothing had been, or is refused."""
+
+    def fault(run, rng, _):
+        kind = getattr(alasso, rng.choice(("ALASSO", "KronALASSO", "SI")))  # they need no data, whose order may vary
+
+        def start(file=None):
+            return forked(lambda: print(train(kind, run.folder, file)), run.logs)
+
+        if (train, kind) not in stock.expected:
+            assert ended(start()) == 0, run.said()
+            stock.expected[train, kind] = run.said()[0].split()[-1]
+            for one in torture_trainers.checkpoints(run.folder):
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+        pid, count, limit = start(), rng.randrange(torture_trainers.EPOCHS + 1), time.monotonic() + LONGEST
+        while len(torture_trainers.checkpoints(run.folder)) < count and time.monotonic() < limit:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.1))
+        os.kill(pid, rng.choice((signal.SIGKILL, signal.SIGTERM)))
+        ended(pid)
+        left = [*torture_trainers.checkpoints(run.folder), None]
+        for file in left:
+            code = ended(start(file))
+            stdout, stderr = run.said()
+            if code == 0 and stdout.split()[-1] != stock.expected[train, kind]:
+                raise Failure("mismatch", f"after {file}")
+            if code == 0:
+                return "equal" if file == left[0] else "gone back"
+            places = [line for line in stderr.splitlines() if line.startswith("  File ")]
+            if "/alasso/" in places[-1] and "\nalasso.errors." not in stderr:
+                raise Failure("traceback", stderr[-600:])
+        raise Failure("lost", stderr[-600:])
+
+    return fault
+
+
 def in_a_child(run, action, right):
     code = ended(forked(action, run.logs))
     stdout, stderr = run.said()
@@ -649,6 +702,7 @@ def faults(stock, with_trainers):
         "folder removed": (3, False, removed_folder),
         "folder read-only": (3, True, read_only_folder),
         "a second process": (3, False, second_process),
+        "clock jumps": (3, False, jumping_clock),
         "older put back": (2, True, put_back),
         "newest and older exchanged": (2, True, exchanged),
         "of another run": (2, True, of_another_run(stock)),
@@ -668,13 +722,15 @@ def faults(stock, with_trainers):
         table[f"result: {change.__name__}"] = (1, False, damaged_result(change))
     if with_trainers:
         table |= {name: (3, False, fault) for name, fault in trainers().items()}
+        trainings = torture_trainers.trainings().items()
+        table |= {name: (3, False, killed_training(train, stock)) for name, train in trainings}
     return table
 
 
 def is_damage(name):
     """Whether a fault changes what is in files or which there are, and not a process."""
     files = ("newest", "both", "older", "result", "of another", "part of", "library", "Hugging", "Lightning")
-    return name.startswith(files)
+    return name.startswith(files) and not name.endswith("killed")
 
 
 def one_fault(number, seed, table, stock, folder, methods):
@@ -708,8 +764,8 @@ def warm_up(folder):
         sys.argv, sys.stdout = before
 
 
-def torture(count, seed, log=None, methods=METHODS, each=4, with_trainers=True, tell=lambda line: None):
-    """Carries out the faults that the log does not hold yet; all that it then holds."""
+def torture(count, seed, log=None, methods=METHODS, each=4, with_trainers=True, kinds=".", tell=lambda line: None):
+    """Carries out the faults, of these kinds, that the log does not hold yet; all that it then holds."""
     torch.set_num_threads(1)
     done = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
     numbers = {one["number"] for one in done}
@@ -719,7 +775,7 @@ def torture(count, seed, log=None, methods=METHODS, each=4, with_trainers=True, 
         folder.chmod(0o755)
         warm_up(folder)
         stock = Stock(folder, each)
-        table = faults(stock, with_trainers)
+        table = {name: fault for name, fault in faults(stock, with_trainers).items() if re.search(kinds, name)}
         for number in range(count):
             if number in numbers:
                 continue
@@ -751,12 +807,14 @@ def main():
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--faults", type=int, default=1200, help="how many, counted from number 0")
     words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--kinds", default=".", help="a pattern of their names, for some alone; give them a log")
     words.add_argument("--short", action="store_true", help="a few methods alone, no trainers: for the test suite")
     words.add_argument("--log", type=Path, default=Path("runs/torture.jsonl"), help="what is in it is not done again")
     given = words.parse_args()
     given.log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     scale = {"methods": METHODS[:2], "each": 1, "with_trainers": False} if given.short else {}
+    scale["kinds"] = given.kinds
     done = torture(given.faults, given.seed, given.log, tell=lambda line: print(line, flush=True), **scale)
     print(*totals(done), f"{time.monotonic() - began:.0f} s", sep="\n")
     sys.exit(any(one["outcome"] in FAILURES for one in done))

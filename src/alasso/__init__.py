@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alasso import optim
+    from alasso import importance, optim, vcl
     from alasso._gauge import Gauge
-    from alasso._tune import Tuned, tune
+    from alasso._summary import Summary, TensorSummary
+    from alasso._tune import Trial, Tuned, tune
     from alasso.errors import AlassoError, DivergedError
     from alasso.methods.alasso import ALASSO
     from alasso.methods.base import Surrogate
@@ -30,11 +31,16 @@ __all__ = [
     "KronALASSO",
     "OnlineEWC",
     "Regularizer",
+    "Summary",
     "Surrogate",
+    "TensorSummary",
+    "Trial",
     "Tuned",
     "__version__",
+    "importance",
     "optim",
     "tune",
+    "vcl",
 ]
 
 _HOME = {
@@ -49,10 +55,14 @@ _HOME = {
     "OnlineEWC": "alasso.methods.ewc",
     "Regularizer": "alasso.regularizer",
     "SI": "alasso.methods.si",
+    "Summary": "alasso._summary",
     "Surrogate": "alasso.methods.base",
+    "TensorSummary": "alasso._summary",
+    "Trial": "alasso._tune",
     "Tuned": "alasso._tune",
     "tune": "alasso._tune",
 }
+_ROOMS = ("importance", "optim", "vcl")
 
 
 def __getattr__(name: str) -> Any:
@@ -60,8 +70,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = globals()[name] = getattr(import_module(_HOME[name]), name)
         return value
-    if name == "optim":
-        return import_module("alasso.optim")
+    if name in _ROOMS:
+        return import_module(f"alasso.{name}")
     raise AttributeError(f"module 'alasso' has no attribute {name!r}")
 
 

@@ -12,6 +12,8 @@ def main() -> None:
             raise
         print(f"alasso: the command line needs {error.name}: pip install 'alasso[bench]'", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # while modules are loaded; afterwards the command line listens
+        sys.exit(130)
     run()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from alasso._compile import is_recording
 from alasso._distributed import agreed, is_sharded, local, reshard
-from alasso._state_dict import from_saved
+from alasso._state_dict import from_saved, state_dtype
 from alasso.errors import AlassoError, DivergedError, warn
 from alasso.methods.base import Surrogate
 
@@ -253,11 +253,6 @@ def weights_of(parameter: nn.Parameter) -> Tensor:
     return theta.to(state_dtype(theta))
 
 
-def state_dtype(theta: Tensor) -> torch.dtype:
-    """Return float32 at least: half precision cannot hold sums of small changes."""
-    return torch.float64 if theta.dtype == torch.float64 else torch.float32
-
-
 def moved_like(state: Any, theta: Tensor) -> Any:
     """Return the state on θ's device and in θ's precision; integer fields keep their type."""
     return type(state)(*(t.to(theta.device, theta.dtype if t.is_floating_point() else t.dtype) for t in state))
@@ -291,9 +286,11 @@ def check_importance(
     names, flags = [], [0]  # whether any importance is not zero; then by tensor, whether it is not finite
     for name, omega in importance:
         names.append(name)
-        flags[0] |= int(bool(omega.any()))
-        is_finite = torch.isfinite(omega).all() and torch.isfinite(others.get(name, omega.new_zeros(())))
-        flags.append(int(not is_finite))
+        # No tensor of its size is made beside it, and none is kept while the next one is made.
+        largest = torch.linalg.vector_norm(omega, torch.inf) if omega.numel() else omega.new_zeros(())
+        del omega
+        flags[0] |= int(bool(largest))
+        flags.append(int(not torch.isfinite(largest + others.get(name, 0.0))))
     # A rank sees its own shards alone, but either all ranks continue or none does.
     any_importance, *odd = agreed(flags, parameters.values())
     for name, is_odd in zip(names, odd, strict=True):

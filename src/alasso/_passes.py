@@ -349,11 +349,7 @@ class OddParameter:
                     t.add_(surrogate.penalty_grad(theta.to(dtype), state, most) * scale)
                 continue
             strength = scale if share.has_past else 0.0
-            if most is not None:  # all of it gets less, so that it keeps its shape
-                strength = strength * (
-                    torch.clamp(most / stiffest, max=1.0) if isinstance(most, Tensor) else most / stiffest
-                )
-            surrogate.before_step_(state, g.to(dtype), theta.to(dtype), t, strength)
+            surrogate.before_step_(state, g.to(dtype), theta.to(dtype), t, strength, most)
             if begun_at is not None and share.surrogate.observes_path and not share.has_path:
                 state.path.add_((g.to(dtype) * (begun_at - theta).to(dtype)).sum())
 

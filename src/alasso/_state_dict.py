@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 STATE_VERSION = 1
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST = 2**63  # no count is larger
+
+
+def state_dtype(theta: Tensor) -> torch.dtype:
+    """Return float32 at least: half precision cannot hold sums of small changes."""
+    return torch.float64 if theta.dtype == torch.float64 else torch.float32
 
 
 def to_save(tensor: Tensor, state: Any, parameter: nn.Parameter | None, partial: bool) -> Tensor:
@@ -87,6 +93,7 @@ def check_saved(
     if not needed <= set(saved["settings"]) <= allowed:
         names = sorted(map(str, saved["settings"]))
         raise AlassoError(f"the state's settings are {names}, which are not those of {method}")
+    surrogate = replace(surrogate, **{name: saved["settings"][name] for name in needed})  # type: ignore[type-var]
     unknown = sorted(map(str, set(saved["parameters"]) - set(protected)))
     lacking = sorted(set(protected) - set(saved["parameters"]))
     if unknown or lacking:
@@ -105,8 +112,8 @@ def check_saved(
 
 def _check_tensors(name: str, tensors: Mapping[str, object], surrogate: Surrogate[Any], theta: nn.Parameter) -> None:
     """Refuse of one parameter what is no plain tensor of its shape and kind, not finite, or out of its range."""
-    shape = tuple(theta.shape)
-    own = surrogate.init(torch.empty(shape, device="meta"))
+    shape, kept = tuple(theta.shape), {}
+    own = surrogate.init(torch.empty(shape, dtype=state_dtype(theta), device="meta"))
     for field, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise AlassoError(f"{field} of {name} is a {type(tensor).__name__} in the saved state, not a tensor")
@@ -118,7 +125,8 @@ def _check_tensors(name: str, tensors: Mapping[str, object], surrogate: Surrogat
         if tensor.dtype not in (FLOATS if wanted.is_floating_point else (wanted,)):
             kind = "real numbers" if wanted.is_floating_point else wanted
             raise AlassoError(f"{field} of {name} holds {tensor.dtype} in the saved state, not {kind}")
-        numbers, (least, most) = local(tensor), surrogate.ranges.get(field, (-torch.inf, torch.inf))
+        numbers, (least, most) = local(tensor.detach()), surrogate.ranges.get(field, (-torch.inf, torch.inf))
+        kept[field] = numbers = numbers.to(wanted)  # as it will be used
         odd = torch.stack([(~torch.isfinite(numbers)).sum(), ((numbers < least) | (numbers > most)).sum()])
         # The same answer on each rank: all refuse it, or none does.
         infinite, outside = sum_over_shards(odd, tensor).tolist()
@@ -127,8 +135,19 @@ def _check_tensors(name: str, tensors: Mapping[str, object], surrogate: Surrogat
         if outside:
             allowed = f"from {least} to {most}" if most < torch.inf else f"{least} or more"
             raise AlassoError(f"{field} of {name} must be {allowed} everywhere, and is not in the saved state")
-    if not surrogate.goes_together(surrogate.State(**tensors)):
+    state = surrogate.State(**kept)
+    if not surrogate.goes_together(state):
         raise AlassoError(f"the state of {name} contradicts itself: its fields do not go together")
+    if sum_over_shards(overflows(surrogate, state).int(), tensors["anchor"]):  # type: ignore[arg-type]
+        raise AlassoError(f"the penalty of {name} overflows with the saved state, which no training left behind")
+
+
+@torch.no_grad()
+def overflows(surrogate: Surrogate[Any], state: Any) -> Tensor:
+    """Return whether a penalty is infinite near the anchor, or at zero: no training leaves such a state behind."""
+    near = torch.stack([*surrogate.typical_stiffness(state), surrogate.penalty(state.anchor, state)]).sum()
+    at_zero: Tensor = surrogate.importance(state) * state.anchor.square()
+    return ~near.isfinite() | at_zero.isinf().any()
 
 
 def is_plain(tensor: Tensor) -> bool:

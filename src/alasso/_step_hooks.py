@@ -159,9 +159,10 @@ class StepHooks:
         if self._is_within_a_step(optimizer):
             self._depth += 1
             return None
-        if self._depth > 0 and may_nest(type(optimizer)):
-            warn("a step was interrupted, and the one after it was taken for its rest: that one had no penalty")
-        self.leave_open_step()  # which raised
+        if self._depth > 0 or self._plan is not NOTHING:  # a step raised
+            if self._depth > 0 and may_nest(type(optimizer)):
+                warn("a step was interrupted, and the one after it was taken for its rest: that one had no penalty")
+            self.leave_open_step()
         self._depth, self._an_inner_step_ended = 1, False
         if not callable(closure):  # another optimizer's step may take other arguments
             self.open(optimizer)
@@ -274,7 +275,7 @@ class StepHooks:
 
     def end(self) -> None:
         """Consolidate after a step where the regularizers were told to do so by themselves."""
-        for regularizer in self.regularizers:
+        for regularizer in list(self.plans.compile):
             every = regularizer.consolidates_every
             if every is not None and regularizer.rounds >= every:
                 regularizer.consolidate()

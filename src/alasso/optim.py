@@ -6,11 +6,12 @@ They are torch's optimizers, with their arguments, ``state_dict`` and behaviour.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from alasso._step_hooks import StepHooks
 from alasso.errors import AlassoError
@@ -18,7 +19,7 @@ from alasso.regularizer import Regularizer
 
 __all__ = ["SGD", "Adam"]
 
-Closure = Callable[[], Any]
+Loss = TypeVar("Loss")
 
 
 class FusedOptimizer(Optimizer):
@@ -26,14 +27,14 @@ class FusedOptimizer(Optimizer):
 
     calls_its_hooks = True  # torch does not
 
-    def _take(self, regularizer: Any) -> None:
+    def _take(self, regularizer: object) -> None:
         if isinstance(regularizer, Regularizer):
             regularizer.attach(self)
         elif regularizer is not None:
             given = f"the class {regularizer.__name__}" if isinstance(regularizer, type) else type(regularizer).__name__
             raise AlassoError(f"regularizer takes one made for the model, as alasso.ALASSO(model), not {given}")
 
-    def _step(self, closure: Closure | None, torch_step: Callable[..., Any]) -> Any:
+    def _step(self, closure: Callable[[], Loss] | None, torch_step: Callable[..., Any]) -> Loss | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -79,7 +80,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -92,7 +93,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
         self._take(regularizer)
 
-    def step(self, closure: Closure | None = None) -> Any:
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
         """Make a step.
 
         Args:
@@ -123,7 +124,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0,
         dampening: float = 0,
@@ -136,7 +137,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **options)
         self._take(regularizer)
 
-    def step(self, closure: Closure | None = None) -> Any:
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
         """Make a step.
 
         Args:

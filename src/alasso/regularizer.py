@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from logging import INFO
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,8 +18,9 @@ from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_fr
 from alasso._step_hooks import StepHooks, base_optimizer, check_every
 from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
-from alasso.importance._objectives import Loss
-from alasso.methods.base import Surrogate, check_choice, check_non_negative, check_spelling, noisy_move
+from alasso.importance._objectives import Head, Loss, Objective, objective_of
+from alasso.methods.base import Surrogate, noisy_move
+from alasso.methods.settings import check_choice, check_non_negative, check_spelling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 CHECK_EVERY = 64  # steps: looking for NaN reads the weights and ω once, and waits for a GPU
 
 Loader = Iterable[Any]
-Head = Callable[[Any], Tensor]
 Measure = Literal["fisher", "mas"]
+WarmScale = float | Literal["auto"]
 
 
 class Regularizer:
@@ -197,7 +198,8 @@ class Regularizer:
         Args:
             loader: The task's data, for methods that measure importance on it (EWC, MAS): any iterable of (x, y).
                 ALASSO and SI need none and ignore it, so that one loop serves all methods.
-            head: Maps the model's output to the task's logits, for example to keep the task's own classes.
+            head: Maps the model's output to the task's logits, for example to keep the task's own classes. Of a model
+                without forward(), such as a ModuleDict, it maps the inputs.
 
         Raises:
             AlassoError: No step was observed, data is missing, or nothing was learned.
@@ -213,7 +215,7 @@ class Regularizer:
             parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
-                sums = torch.stack([(theta - state.anchor).square().sum(), getattr(state, "path", theta).sum()])
+                sums = torch.stack([(theta - state.anchor).square_().sum(), getattr(state, "path", theta).sum()])
                 moves[name], drop = sum_over_shards(sums, parameter)
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
                     move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
@@ -222,7 +224,7 @@ class Regularizer:
                 stiffness = protected.surrogate.typical_stiffness(new_states[name])
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
-        importance = zip(new_states, map(protected.surrogate.importance, new_states.values()), strict=True)
+        importance = ((name, protected.surrogate.importance(state)) for name, state in new_states.items())
         check_importance(measured.items() or importance, parameters, finite)
         protected.end_task(new_states)
         self.notes.task_ends(moves)
@@ -277,7 +279,7 @@ class Regularizer:
         labels: str = "true",
         head: Head | None = None,
         loss: Loss | None = None,
-        scale: float = 1.0,
+        scale: WarmScale = "auto",
     ) -> None:
         """Protect weights that were trained without the regularizer, such as a pretrained model's.
 
@@ -291,35 +293,33 @@ class Regularizer:
             head: Maps the model's output to logits.
             loss: A custom negative log-likelihood, one value a sample.
             scale: Factor of the measured importance; with 0.5, Ω·d² is the Fisher's estimate of the rise in loss.
+                "auto" means the same by both measures, for outputs of unit size like logits; 1 for EWC, MAS and IMM.
 
         Raises:
             AlassoError: Training has begun, or an argument is invalid.
             DivergedError: Importance is not finite.
         """
         check_choice("importance", importance, Measure)
-        check_non_negative(scale=scale)
+        check_non_negative(scale=1.0 if scale == "auto" else scale)
         if scale == 0:
             raise AlassoError("scale must be a positive number, not 0")
         if self.tasks > 0 or self.steps > 0:
             raise AlassoError("warm_start() is for weights from before the first task; call it before training")
         self.protected.look()
-        parameters = dict(self.protected)
         with torch.inference_mode(False), torch.enable_grad():
-            if importance == "fisher":
-                options: dict[str, Any] = {"labels": labels, "loss": loss}
-                measured = measures.fisher(self.model, loader, parameters=parameters, head=head, **options)
-            else:
-                measured = measures.squared_output_norm(self.model, loader, parameters=parameters, head=head)
-        with torch.inference_mode(False), torch.no_grad():
-            new_states = {}
-            for name, parameter in parameters.items():
-                theta = weights_of(parameter)
-                measured[name] = (scale * measured[name]).to(theta.dtype)
-                new_states[name] = self.surrogate.warm_start(theta, measured[name])
-            stiffness = {name: self.surrogate.typical_stiffness(state)[1] for name, state in new_states.items()}
-            check_importance(measured.items(), parameters, stiffness)
-            self.protected.put_all(new_states)
+            states = self._measured_states(scale, loader, objective_of(importance, labels, loss), head)
+            shown = {name: self.surrogate.importance(state) for name, state in states.items()}
+            stiffness = {name: self.surrogate.typical_stiffness(state)[1] for name, state in states.items()}
+            check_importance(shown.items(), dict(self.protected), stiffness)
+            self.protected.put_all(states)
         self.tasks = 1
+
+    def _measured_states(self, scale: WarmScale, loader: Loader, objective: Objective, head: Head | None) -> Any:
+        """Return the states of weights whose training was not seen, by name."""
+        parameters, strength = dict(self.protected), self.surrogate.warm_strength if scale == "auto" else None
+        measured = measures.mean_over(loader, self.model, objective, parameters, head, strength=strength)
+        factor = 1.0 if scale == "auto" else scale
+        return {n: self.surrogate.warm_start(weights_of(p), factor * measured[n]) for n, p in parameters.items()}
 
     def forget(self, parameter: nn.Parameter) -> None:
         """Forget one parameter's past: it starts fresh, without importance.
@@ -491,7 +491,7 @@ class Regularizer:
         self.protected.put_all(states)
         self.notes.load(saved.get("notes", {}))  # which earlier versions did not save
         self.tasks, self.steps = saved["tasks"], saved["steps"]
-        self.consolidates_every = saved.get("every", self.consolidates_every)  # which earlier versions did not save
+        self.consolidates_every = saved.get("every") or self.consolidates_every  # earlier versions did not save it
         self._was_loaded = self._is_at_anchors
         self.protected.look(self._is_at_anchors)
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from alasso.importance import kronecker as kr
+from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
+from alasso.importance._taps import reaching
 
 from kron_reference import gram, recovered, vectors
 
@@ -100,6 +102,32 @@ def test_times_diagonal_and_largest(ranks):
         assert top * (1 - 1e-9) <= float(kr.largest(packed)) <= top + float(packed[:, -1].max()) + 1e-9
 
 
+@pytest.mark.parametrize("ranks", [(2, 3), (5, 7)])
+def test_a_forms_directions_are_at_right_angles(ranks):
+    for packed in forms(ranks):
+        gram_of_B = packed[:, :-1].T @ packed[:, :-1]
+        torch.testing.assert_close(gram_of_B, torch.diag(gram_of_B.diagonal()), **close)
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.3, 1.0])
+@pytest.mark.parametrize("ranks", [(2, 3), (5, 7)])
+def test_a_capped_form_loses_what_is_beyond_the_bound(ranks, share):
+    for packed, rank in zip(forms(ranks), ranks, strict=True):
+        most = share * kr.largest(packed)
+        found = kr.capped(packed, most)
+        assert torch.linalg.eigvalsh(dense(found))[-1] <= most * (1 + 1e-9)
+        if rank == len(packed):  # there is no rest
+            values, V = torch.linalg.eigh(dense(packed))
+            torch.testing.assert_close(dense(found), V * values.clamp(max=most) @ V.T, **close)
+        if share == 1:
+            torch.testing.assert_close(found, packed, **close)
+
+
+def test_a_capped_diagonal_is_cut():
+    rows = random(5, 1).abs()
+    assert torch.equal(kr.capped(rows, rows.median()), rows.clamp(max=rows.median()))
+
+
 def test_forms_without_directions_are_diagonal():
     rows, columns = random(5, 1).abs(), torch.ones(1, 1, dtype=DOUBLE)
     D = random(5, 1, seed=1)
@@ -175,15 +203,19 @@ def called(make, given):
     torch.manual_seed(0)
     layer = make().double()
     x = given if isinstance(given, torch.Tensor) else random(*given)
-    return layer, x, random(*layer(x).shape, seed=1)
+    g = random(*layer(x).shape, seed=1)
+    return layer, x, reaching(layer, x, g)
+
+
+def inputs_of(layer, x, g, rank):
+    return kr.sketch_of_inputs(layer, x, kr.rows_told(layer, g), rank, DOUBLE)
 
 
 @every_layer
 @pytest.mark.parametrize("rank", [3, 1000], ids=["sketched", "whole"])
 def test_factors_are_sums_over_samples_and_positions(make, given, rank):
     layer, x, g = called(make, given)
-    of_inputs = kr.sketch_of_inputs(layer, x, rank, DOUBLE)
-    of_gradients = kr.sketch_of_gradients(layer, g, rank, DOUBLE, x)
+    of_inputs, of_gradients = inputs_of(layer, x, g, rank), kr.sketch_of_gradients(layer, g, rank, DOUBLE)
     found = (of_inputs, of_gradients) if kr.has_inputs_as_rows(layer) else (of_gradients, of_inputs)
     for sketch, seen, size in zip(found, vectors(layer, x, g), kr.matrix_shape(layer.weight), strict=True):
         assert seen.shape[1] == size
@@ -209,17 +241,60 @@ def test_the_gradient_is_a_sum_over_the_references_vectors(make, given):
 def test_the_signed_gradient_is_that_of_autograd(make, given, rank):
     layer, x, g = called(make, given)
     M = kr.as_matrix(torch.autograd.grad(layer(x), layer.weight, g)[0])
-    found = kr.signed_gradient(layer, x, g, rank, DOUBLE)
+    found = signed_gradient(layer, x, g, rank, DOUBLE)
     torch.testing.assert_close(found, M @ kr.signs(M.shape[1], rank, DOUBLE, M.device), **close)
+
+
+@every_layer
+@pytest.mark.parametrize("rank", [3, 1000], ids=["sketched", "whole"])
+def test_sizes_of_gradients_are_of_samples_and_of_single_positions(make, given, rank):
+    layer, x, g = called(make, given)
+    found = sizes_of_gradients(layer, x, g, rank, DOUBLE)
+    if isinstance(layer, nn.Embedding) or x.dim() == 1:
+        assert not found.any()
+        return
+    rows, columns = vectors(layer, x, g)
+    groups, is_one = getattr(layer, "groups", 1), x.dim() == len(getattr(layer, "kernel_size", ())) + 1
+    columns = columns @ kr.signs(columns.shape[1], rank, DOUBLE, columns.device)
+    rows, columns = (
+        one.view(1 if is_one else len(x), -1, groups, one.numel() // len(rows) // groups) for one in (rows, columns)
+    )
+    products = rows[..., :, None] * columns[..., None, :]  # (samples, positions, groups, …)
+    expected = torch.stack([products.sum(1).square().sum(), products.square().sum()])
+    if x.dim() < 3 and isinstance(layer, nn.Linear):
+        expected = torch.zeros(2, dtype=DOUBLE)
+    torch.testing.assert_close(found, expected, **close)
 
 
 @every_layer
 def test_positions_are_pairs_of_an_input_and_an_output_gradient(make, given):
     layer, x, g = called(make, given)
-    if isinstance(layer, nn.Embedding):
-        assert kr.positions_of(layer, x, g) == x.numel()
-    else:
-        assert kr.positions_of(layer, x, g) == max(len(seen) for seen in vectors(layer, x, g))
+    assert kr.pairs_in(layer, x, kr.rows_told(layer, g)) == max(len(seen) for seen in vectors(layer, x, g))
+
+
+ROWS = {name: case for name, case in LAYERS.items() if type(case[0]()).__name__ in ("Linear", "Conv1D", "Embedding")}
+
+
+@pytest.mark.parametrize("make, given", ROWS.values(), ids=ROWS)
+def test_where_no_gradient_comes_an_input_tells_nothing(make, given):
+    layer, x, g = called(make, given)
+    flat = g.reshape(-1, g.shape[-1])
+    flat[::2] = 0
+    if x.is_floating_point():
+        x.reshape(-1, x.shape[-1])[0] = torch.nan  # of a position that is masked
+    told = kr.rows_told(layer, g)
+    rows, columns = vectors(layer, x, g)
+    assert kr.pairs_in(layer, x, told) == len(rows) == len(columns) <= len(flat) // 2
+    seen = rows if kr.has_inputs_as_rows(layer) else columns
+    torch.testing.assert_close(inputs_of(layer, x, g, 3), packed_of(gram(seen), 3), **close)
+
+
+def test_an_output_pixel_is_told_something_if_any_channel_is():
+    g = torch.zeros(2, 3, 2, 2)
+    g[1, 2, 0, 1] = 1.0
+    told = kr.rows_told(nn.Conv2d(1, 3, 2), g)
+    assert told.nonzero().flatten().tolist() == [5]
+    assert torch.equal(told, kr.rows_told(nn.Linear(1, 3), kr.rows_of(nn.Conv2d(1, 3, 2), g)))
 
 
 CONVOLUTIONS = {name: case for name, case in LAYERS.items() if "conv" in name or "transposed" in name}
@@ -243,9 +318,9 @@ def test_images_under_a_kernel_need_no_padding_any_more(make, given):
 
 def test_padding_tells_an_embedding_nothing():
     layer, g = nn.Embedding(6, 3, padding_idx=0), random(2, 4, 3)
-    kept = kr.without_padding(layer, TOKENS, g)
+    kept = reaching(layer, TOKENS, g)
     assert not kept[TOKENS == 0].any() and torch.equal(kept[TOKENS != 0], g[TOKENS != 0])
-    assert kr.without_padding(nn.Embedding(6, 3), TOKENS, g) is g
+    assert reaching(nn.Embedding(6, 3), TOKENS, g) is g
 
 
 @every_layer
@@ -253,9 +328,9 @@ def test_inputs_of_another_precision_are_taken_as_they_are(make, given):
     layer, x, g = called(make, given)
     low = x.bfloat16() if x.is_floating_point() else x
     rounded = low.to(DOUBLE) if x.is_floating_point() else x
-    found, expected = kr.sketch_of_inputs(layer, low, 3, DOUBLE), kr.sketch_of_inputs(layer, rounded, 3, DOUBLE)
+    found, expected = inputs_of(layer, low, g, 3), inputs_of(layer, rounded, g, 3)
     assert found.dtype == DOUBLE and torch.equal(found, expected)
-    found = kr.sketch_of_gradients(layer, g.bfloat16(), 3, torch.float32, x)
+    found = kr.sketch_of_gradients(layer, g.bfloat16(), 3, torch.float32)
     assert found.dtype == torch.float32
 
 
@@ -318,7 +393,7 @@ def test_factors_are_those_of_curvlinops(layer, shape):
 
     z = layer(x)
     (g,) = torch.autograd.grad(nn.functional.cross_entropy(model[1:](z), y), z)
-    G, A = kr.sketch_of_gradients(layer, g, 1000, DOUBLE), kr.sketch_of_inputs(layer, x, 1000, DOUBLE)
+    G, A = kr.sketch_of_gradients(layer, g, 1000, DOUBLE), inputs_of(layer, x, g, 1000)
     positions = g[0].numel() // layer.weight.shape[0]
     expected = kfac @ torch.eye(layer.weight.numel(), dtype=DOUBLE)
     torch.testing.assert_close(torch.kron(dense(kr.form(G)), dense(kr.form(A))) / positions, expected, **close)

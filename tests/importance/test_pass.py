@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from alasso import EWC, IMM, SI, OnlineEWC
+from alasso import EWC, IMM, MAS, SI, KronALASSO, OnlineEWC, Regularizer
 from alasso.errors import AlassoError
 from alasso.importance import _pass as importance_pass
 from alasso.importance import fisher, squared_output_norm
@@ -640,6 +640,32 @@ def test_a_head_for_each_task_is_chosen_by_a_word() -> None:
         {n: f for n, f in found.items() if ".b." not in n}, dict(zip(list(found)[:4], expected.values(), strict=True))
     )
     assert not found["parts.b.weight"].any()
+
+
+@pytest.mark.parametrize("method", [EWC, MAS, KronALASSO])
+def test_a_model_without_forward_is_measured_through_its_head(method: type[Regularizer]) -> None:
+    """Heads in a ModuleDict, picked by key in the loop; the body is called twice, which no fast route takes."""
+    torch.manual_seed(2)
+    parts = nn.ModuleDict({"body": nn.Linear(5, 5), "a": nn.Linear(5, 3), "b": nn.Linear(5, 2)}).to(DOUBLE)
+    x, y = torch.randn(6, 5, dtype=DOUBLE), torch.tensor([0, 1, 2, 0, 1, 2])
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.a, self.b = parts["body"], parts["a"], parts["b"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(torch.tanh(self.body(torch.tanh(self.body(x)))))  # type: ignore[no-any-return]
+
+    whole = Whole()
+    found = []
+    for model, head in ((parts, whole.forward), (whole, None)):
+        reg = method(model)
+        importance = "mas" if method is MAS else "fisher"
+        reg.warm_start([(x, y)], importance, head=head)
+        found.append(reg.importance())
+    assert_same(*found)
+    assert found[0]["body.weight"].all() and not found[0]["b.weight"].any()
 
 
 def test_samples_that_influence_one_another_are_refused() -> None:

@@ -4,16 +4,16 @@ import copy
 import io
 import pickle
 import warnings
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.checkpoint import checkpoint
 
 from alasso import AlassoError, DivergedError, KronALASSO
-from alasso.importance import fisher, squared_output_norm
 from alasso.importance.kronecker import signs
 
 from helpers import mlp, run, same, step, toy_tasks, weights
@@ -280,6 +280,52 @@ def test_every_kind_of_step(name, style, scale):
     through(*both(model, scale=scale), tasks, style)
 
 
+@in_both_scales
+@pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "called often"])
+def test_labels_that_the_loss_ignores(name, scale):
+    model, tasks = made(name, size=6)
+    for task in tasks:
+        for _, y in task:
+            y[::2] = -100
+    through(*both(model, scale=scale), tasks)
+
+
+def test_ignored_samples_leave_no_trace():
+    """Padding is no term of the loss's mean, and tells no factor."""
+    tasks = tasks_of(4)
+    filled = [[(torch.cat([x, 100 + x]), torch.cat([y, torch.full_like(y, -100)])) for x, y in task] for task in tasks]
+    assert_alike(trained(tasks=filled), trained(tasks=tasks))
+
+
+def test_a_tied_weight_that_the_loss_takes_without_its_layer_is_told_by_its_gradient():
+    """As by TRL's and Liger's fused heads: the layer at the other end knows half of it."""
+
+    def fused(model, batch):
+        logits = nn.functional.linear(torch.tanh(model.mix(model.words(batch[0]))).mean(1), model.out.weight)
+        return cross_entropy(logits, batch[1])
+
+    _, reg = trained(name="tied", forward=fused, scale="path")
+    assert reg.notes.factors == {
+        "words.weight": "of its gradient",
+        "mix.weight": "of the layer",
+        "mix.bias": "diagonal",
+    }
+
+
+def test_a_batch_of_ignored_samples_alone_is_no_step():
+    model, (batches, _) = made("linear")
+    optimizer = adam(model.parameters())
+    reg = KronALASSO(model).attach(optimizer)
+    run(model, optimizer, batches)
+    before = copy.deepcopy(reg.protected.states)
+    x, y = batches[0]
+    optimizer.zero_grad()
+    cross_entropy(model(x), torch.full_like(y, -100), reduction="sum").backward()
+    optimizer.step()
+    for name, state in reg.protected.states.items():
+        assert all(map(torch.equal, state, before[name]))
+
+
 # -- models that change ----------------------------------------------------------------------------------------
 
 
@@ -417,6 +463,18 @@ FORWARDS = {
 @pytest.mark.parametrize("name", ["linear", "conv2d"])
 def test_forwards_that_mean_the_same(forward, name):
     assert_alike(trained(forward=forward, name=name), trained(name=name))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_keep_no_activations(use_reentrant):
+    model, (((x, _), *_), _) = made("linear")
+    _ = KronALASSO(model).attach(adam(model.parameters()))
+    inputs = []
+    model[3].register_forward_pre_hook(lambda layer, args: inputs.append(weakref.ref(args[0])))
+    output = checkpoint(model, x.requires_grad_(), use_reentrant=use_reentrant)
+    assert [held() for held in inputs] == [None]
+    output.sum().backward()
+    assert len(inputs) == 2
 
 
 def test_an_activation_that_writes_into_the_layers_output():
@@ -656,22 +714,37 @@ def test_a_head_whose_gradient_was_dropped_does_not_tell():
     torch.testing.assert_close(one, other, rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize("scale, strength", [("fisher", 20), ("path", 1)])
-@pytest.mark.parametrize("importance", ["fisher", "mas"])
-def test_a_warm_start_begins_with_sums_of_the_importance_and_is_no_training(importance, scale, strength):
-    model, tasks = made("linear")
-    reg = KronALASSO(model, scale=scale).attach(adam(model.parameters()))
-    reg.warm_start(tasks[0], importance)
-    assert not reg.taps.seen and hooks_of(model)
-    measure = fisher if importance == "fisher" else squared_output_norm
-    measured = measure(model, tasks[0])
-    for name, state in reg.protected.states.items():
-        omega = 2 * measured[name].reshape(len(measured[name]), -1)
-        rows, columns = torch.diag(omega.sum(1)), torch.diag(omega.sum(0) / omega.sum())
-        rank = 32 if state.anchor.dim() > 1 else 0
-        torch.testing.assert_close(dense(state.row_form), strength * recovered(rows, rank), **close)
-        torch.testing.assert_close(dense(state.column_form), recovered(columns, rank), **close)
-        assert float(reg.importance()[name].sum()) == pytest.approx(strength * float(measured[name].sum()), rel=1e-9)
+@in_both_scales
+@pytest.mark.parametrize("labels", ["true", "uniform", "mas"])
+def test_a_warm_start_measures_the_factors_and_is_no_training(labels, scale):
+    """Of a linear layer by hand, and of its bias, whose squares one sample in a batch tells exactly."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).double()
+    x, y = torch.randn(12, 5, dtype=torch.float64), torch.randint(3, (12,))
+    z = model(x).detach()
+    slopes = {  # of each term by the outputs, (N, terms, 3)
+        "true": (one_hot(y, 3) - torch.softmax(z, 1))[:, None],
+        "uniform": (torch.eye(3) - torch.softmax(z, 1)[:, None]) / 3**0.5,
+        "mas": 2 * z[:, None],
+    }[labels]
+    factor = 2 / slopes.square().sum((1, 2)).mean()
+    L = factor * torch.einsum("ija,ijb->ab", slopes, slopes) / 12 * x.square().sum(1).mean()
+    R = x.T @ x / x.square().sum()
+    bias = factor * slopes.square().sum((0, 1)) / 12
+    options = {"importance": "mas"} if labels == "mas" else {"labels": labels}
+    for size in (1, 12):
+        reg = KronALASSO(model, scale=scale).attach(adam(model.parameters()))
+        reg.warm_start(zip(x.split(size), y.split(size), strict=True), **options)
+        assert not reg.taps.seen and reg.taps.output is None and hooks_of(model) and model.weight.grad is None
+        state = reg.protected.states["weight"]
+        form = torch.kron(dense(state.row_form), dense(state.column_form))
+        if size == 1 and labels != "uniform":
+            found, by_hand = 2 * reg.importance()["bias"], recovered(torch.diag(bias), 0).diagonal()
+            torch.testing.assert_close(found, by_hand, rtol=1e-7, atol=0)
+        elif size > 1 and labels != "uniform":
+            torch.testing.assert_close(form, torch.kron(recovered(L, 32), recovered(R, 32)), rtol=1e-7, atol=1e-9)
+        elif size > 1:  # the random signs of a sample's terms are right in the mean
+            torch.testing.assert_close(form.trace(), L.trace(), rtol=0.3, atol=0)
 
 
 # -- precision -------------------------------------------------------------------------------------------------
@@ -840,6 +913,31 @@ def test_sgd_under_far_too_stiff_a_surrogate_stays_finite_and_says_so_once(momen
     moved, freely = (sum((p - b).square().sum() for p, b in zip(weights(m), begin, strict=True)) for m in (model, free))
     assert 0 < moved < freely
     assert len([one for one in caplog.messages if "SGD would not be stable" in one]) == 1
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_sgds_bound_follows_the_learning_rate_and_takes_stiff_rows_alone(as_tensor):
+    model, tasks = made("linear")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    reg = KronALASSO(model, c=10.0).attach(optimizer)
+    run(model, optimizer, tasks[0])
+    reg.consolidate()
+    state = reg.protected.states["0.weight"]
+    L, R = dense(state.row_form), dense(state.column_form)
+    top = float(torch.linalg.eigvalsh(R)[-1])
+    values, V = torch.linalg.eigh(L)
+    run(model, optimizer, tasks[1])
+    for share in (0.5, 0.05, 2.0):  # of the stiffest row that goes with the limit, 1 / lr
+        lr = 1 / (share * 10 * top * float(values[-1]))
+        optimizer.param_groups[0]["lr"] = torch.tensor(lr, dtype=DOUBLE) if as_tensor else lr
+        batch_loss(model, tasks[1][0]).backward()
+        W, g = model[0].weight, model[0].weight.grad
+        D, before = W.detach() - state.anchor, W.detach().clone()
+        pull = 10 * (V * values.clamp(max=share * values[-1])) @ V.T @ D @ R
+        g = g.clone()
+        optimizer.step()
+        torch.testing.assert_close(W.detach(), before - lr * (g + pull), **close)
+        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("since", [0, 2])

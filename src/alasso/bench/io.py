@@ -82,6 +82,10 @@ def check_writable(folder: Path, named: Path | None = None) -> None:
 # -- locks: two processes that train one run would write over each other's checkpoint ------------------------------
 
 
+class Taken(AlassoError):
+    """Another process trains the run."""
+
+
 @contextmanager
 def taken(folder: Path, name: str) -> Iterator[None]:
     """Holds a run in a folder while inside; the system gives the lock back however the process ends.
@@ -91,14 +95,14 @@ def taken(folder: Path, name: str) -> Iterator[None]:
         name: The run.
 
     Raises:
-        AlassoError: Another process holds it.
+        Taken: Another process holds it.
     """
     path = _lock_file(folder, name)
     with disk_errors_as_advice(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _acquired(path)
     if lock is None:
-        raise AlassoError(_refusal(name))
+        raise Taken(_refusal(name))
     try:
         for killed in folder.glob(f".{name}.*.part"):  # of processes that were killed while they wrote
             killed.unlink(missing_ok=True)
@@ -110,10 +114,10 @@ def taken(folder: Path, name: str) -> Iterator[None]:
 
 
 def refuse_taken(folder: Path, names: Iterable[str]) -> None:
-    """Raises AlassoError as :func:`taken` would, before any of the runs is trained."""
+    """Raises :class:`Taken` as :func:`taken` would, before any of the runs is trained."""
     for name in names:
         if _is_taken(_lock_file(folder, name)):
-            raise AlassoError(_refusal(name))
+            raise Taken(_refusal(name))
 
 
 def _acquired(path: Path) -> FileLock | None:

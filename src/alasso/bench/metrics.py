@@ -4,11 +4,11 @@ r"""Measures of continual learning, from the accuracy matrix alone.
 as a list of rows of growing length. With T tasks:
 
     A    average accuracy      mean_j a[T−1][j]
-    F    forgetting            mean over j < T−1 of  max_{l<T−1} a[l][j] − a[T−1][j]        (Chaudhry et al. 2018)
+    F    forgetting            mean over j < T−1 of  max_{l<T−1} a[l][j] − a[T−1][j]  (Chaudhry et al. 2018)
     I    intransigence         mean_j  r[j] − a[j][j],  r: accuracy of a reference that learns task j alone
     std  over tasks            standard deviation of a[T−1][·]
     learning accuracy          mean_j a[j][j]
-    backward transfer          mean over j < T−1 of  a[T−1][j] − a[j][j]                     (Lopez-Paz & Ranzato 2017)
+    backward transfer          mean over j < T−1 of  a[T−1][j] − a[j][j]  (Lopez-Paz & Ranzato 2017)
     forward transfer           mean over j > 0 of  accuracy on j just before learning it − accuracy on j untrained
 """
 
@@ -50,7 +50,8 @@ def lower_triangle(accuracy: Rows) -> Matrix:
 
 
 def average_accuracy(accuracy: Rows) -> float:
-    """
+    """Mean accuracy over all tasks after the last one.
+
     >>> average_accuracy([[1.0], [0.5, 0.75]])
     0.625
     """
@@ -58,7 +59,7 @@ def average_accuracy(accuracy: Rows) -> float:
 
 
 def forgetting(accuracy: Rows) -> float:
-    """Zero for a single task, negative where later tasks helped earlier ones.
+    """Mean loss of accuracy since each earlier task was at its best; negative where later tasks helped.
 
     >>> forgetting([[0.75], [1.0, 0.5], [0.5, 0.75, 1.0]])   # (1.0 − 0.5, 0.5 − 0.75)
     0.125
@@ -105,7 +106,9 @@ def backward_transfer(accuracy: Rows) -> float:
 
 
 def forward_transfer(ahead: Sequence[float], untrained: Sequence[float]) -> float:
-    """``ahead[t]``: accuracy on task t+1 after training task t. ``untrained[j]``: on task j before any training.
+    """Mean accuracy on the next task, above that of the untrained network.
+
+    ``ahead[t]``: accuracy on task t+1 after training task t. ``untrained[j]``: on task j before any training.
 
     >>> forward_transfer([0.25, 0.5], [0.1, 0.125, 0.125])
     0.25

@@ -343,7 +343,7 @@ _SEARCHED = table(
         "seeds": listed(whole(0)),
         "environment": TABLE,
     },
-    {"diverged": TEXT, "earlier": listed(TABLE)},
+    {"diverged": TEXT, "stopped_early": whole(0), "earlier": listed(TABLE)},
 )
 SEARCH = table(
     {"schema": whole(1), "benchmark": TEXT, "chosen": mapped(mapped(SCALAR))},
@@ -357,7 +357,6 @@ EXPERIMENT = table(
         "cost": TEXT,
         "fields": mapped(SCALAR),
         "probe": mapped(SCALAR),
-        "quick": mapped(SCALAR),
         "order": whole(-MOST_RUNS, MOST_RUNS),
     },
 )
@@ -368,7 +367,6 @@ CLAIM = table(
         "at_least": number(),
         "at_most": number(),
         "note": TEXT,
-        "quick": FLAG,
         "counted": FLAG,
     },
     rest=ANYTHING,

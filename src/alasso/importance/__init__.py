@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from alasso._distributed import sharded_like, whole
 from alasso.errors import AlassoError
-from alasso.importance._objectives import Loss, Objective, log_likelihood, squared_norm
-from alasso.importance._pass import Head, ImportancePass
+from alasso.importance._objectives import Head, Loss, Objective, log_likelihood, objective_of
+from alasso.importance._pass import ImportancePass
 
 __all__ = ["fisher", "squared_output_norm"]
 
@@ -74,7 +74,8 @@ def fisher(
             negated logits z, (∂ log softmax(−z)_y / ∂θ_k)²: the reversal of EWC-DR (Liu and Chang, CVPR 2026) in the
             definition above.  It does not vanish where the model is certain and right, and costs no more than "true".
         parameters: Chooses and names the parameters; None for all that require grad.
-        head: Maps the model's output to logits; an output with an attribute or a key `logits` needs none.
+        head: Maps the model's output to logits; an output with an attribute or a key `logits` needs none. Of a model
+            without forward(), such as a ModuleDict, it maps the inputs.
         loss: With labels "true", `loss(output, y)` of shape (N,) replaces -log p.
         generator: Draws the sampled labels.
         chunk: At most so many samples have their own gradients in memory at once.
@@ -85,7 +86,7 @@ def fisher(
     Raises:
         AlassoError: Loader, labels and outputs do not fit together, or there are no samples.
     """
-    return _mean_over(loader, model, log_likelihood(labels, loss, generator), parameters, head, chunk)
+    return mean_over(loader, model, log_likelihood(labels, loss, generator), parameters, head, chunk)
 
 
 def squared_output_norm(
@@ -116,17 +117,28 @@ def squared_output_norm(
     Raises:
         AlassoError: Loader and model do not fit together, or there are no samples.
     """
-    return _mean_over(loader, model, Objective(squared_norm, torch.abs), parameters, head, chunk)
+    return mean_over(loader, model, objective_of("mas"), parameters, head, chunk)
 
 
-def _mean_over(
+def mean_over(
     loader: Iterable[Any],
     model: nn.Module,
     objective: Objective,
     parameters: Mapping[str, nn.Parameter] | None,
     head: Head | None,
-    chunk: int,
+    chunk: int = 64,
+    strength: float | None = None,
 ) -> dict[str, Tensor]:
+    r"""Return the mean over samples of any objective; `fisher` tells the arguments.
+
+    The steeper the terms t are by the outputs f, the larger is what was measured, and that differs a millionfold: a
+    model that has learned its data by heart has next to no log-likelihood to lose. With a strength, Σ Ω d² is so many
+    times an estimate of the outputs' squared change, whatever measured it. The Fisher is divided by
+
+        s = 1/N Σ_i Σ_j ‖∂t_ij / ∂f_i‖²,
+
+    and MAS, whose entries are no squares, is brought to the total that squares have: Ω_k · Σ_l Ω_l² / (s Σ_l Ω_l).
+    """
     own = dict(model.named_parameters())
     if parameters is None:
         parameters = {name: p for name, p in own.items() if p.requires_grad}
@@ -135,6 +147,14 @@ def _mean_over(
             raise AlassoError(f"Parameter {name!r} is not one of the model's: pass only those that are.")
     with whole(model) as stand_in:
         wholes = {name: stand_in(parameter) for name, parameter in parameters.items()}
-        means = ImportancePass(model, objective, wholes, head, chunk).mean_over(loader)
+        one = ImportancePass(model, objective, wholes, head, chunk)
+        means = one.mean_over(loader)
     with torch.inference_mode(False):
+        if strength is not None:
+            factor = strength / one.steepness.clamp(min=torch.finfo(one.steepness.dtype).tiny)
+            if objective.magnitude is torch.abs:
+                sums = [torch.stack([mean.square().sum(), mean.sum()]) for mean in means.values()]
+                squares, total = torch.stack(sums).sum(0)
+                factor *= squares / total.clamp(min=torch.finfo(total.dtype).tiny)
+            means = {name: mean * factor for name, mean in means.items()}
         return {name: sharded_like(mean, parameters[name]) for name, mean in means.items()}

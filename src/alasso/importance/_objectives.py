@@ -23,6 +23,7 @@ from torch import Tensor
 
 from alasso.errors import AlassoError
 
+Head = Callable[..., Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _LABELS = ("true", "sampled", "expected", "uniform", "reversed")
@@ -48,6 +49,15 @@ class Objective:
     magnitude: Callable[[Tensor], Tensor] = torch.square
     targets: Callable[[Tensor, Tensor | None], Tensor] = no_targets
     check: Callable[[], None] = lambda: None
+
+
+def objective_of(measure: str, labels: str = "true", loss: Loss | None = None) -> Objective:
+    """Return the objective of "fisher" or "mas".
+
+    Raises:
+        AlassoError: Labels and loss do not go together.
+    """
+    return Objective(squared_norm, torch.abs) if measure == "mas" else log_likelihood(labels, loss, None)
 
 
 def log_likelihood(labels: str, loss: Loss | None, generator: torch.Generator | None) -> Objective:

@@ -35,15 +35,13 @@ from alasso._parameters import some_of
 from alasso.errors import AlassoError
 from alasso.importance._batches import Inputs, Place, batches_of, inputs_and_labels
 from alasso.importance._layers import CONVOLUTIONS, add_embedding_, by_group, is_direct, normalized, sum_positions
-from alasso.importance._objectives import Objective, at_least_single
+from alasso.importance._objectives import Head, Objective, at_least_single
 
 log = logging.getLogger("alasso")
 
 _ELEMENTS_AT_ONCE = 2**24  # bounds the memory of per-sample gradients, whatever the size of a layer
 
 _TOLERANCE = 0.05  # of what both ways say of a parameter: wrong routes are wrong by far more, TF32 by far less
-
-Head = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class ImportancePass:
         model: Any model whose samples do not influence one another in evaluation mode.
         objective: What is differentiated, and whether gradients are squared or made absolute.
         parameters: The model's parameters to measure, by the names that the result gives them.
-        head: Applied to the model's output; None takes the output, or its attribute `logits`.
+        head: Applied to the model's output; None takes the output, or its attribute `logits`. Of a model without
+            forward(), such as a ModuleDict, it is applied to the inputs.
         chunk: How many samples at most have their own gradients in memory at a time.
     """
 
@@ -84,10 +83,11 @@ class ImportancePass:
         head: Head | None,
         chunk: int,
     ) -> None:
-        if type(model).forward is nn.Module.forward:
+        self.has_forward = type(model).forward is not nn.Module.forward
+        if not self.has_forward and head is None:
             raise AlassoError(
-                f"{type(model).__name__} has no forward() that could be measured: put it into a module with one, such "
-                "as forward(x, task), whose batches are ({'x': x, 'task': 'a'}, y)."
+                f"{type(model).__name__} has no forward() that could be measured: pass a head that maps a batch's "
+                "inputs to the logits, such as head=lambda x: model['a'](model['body'](x))"
             )
         if chunk < 1:
             raise AlassoError(f"chunk must be at least 1 sample, not {chunk}.")
@@ -114,33 +114,46 @@ class ImportancePass:
         Raises:
             AlassoError: If there are no samples, or the batches do not fit the model.
         """
+        total = self.add_all(loader, self._add_batch, self.sums.values())
+        return {name: self.sums[parameter] / total for name, parameter in self.parameters.items()}
+
+    def add_all(
+        self, loader: Iterable[Any], add: Callable[[Inputs, Tensor | None], None], sums: Iterable[Tensor]
+    ) -> Tensor:
+        """Add every batch of the loader in evaluation mode, then the other ranks' sums.
+
+        Args:
+            loader: The data.
+            add: Adds one batch.
+            sums: What it adds to.
+
+        Returns:
+            The number of samples on all ranks; ``steepness`` is the mean over them of Σ_j ‖∂t_ij / ∂output‖².
+
+        Raises:
+            AlassoError: If there are no samples, or the batches do not fit the model.
+        """
         device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), None)
         batches, count = batches_of(loader), 0
         with _differentiable_eval_mode(self.model, self.sums):
+            self.steepness = torch.zeros((), dtype=next((s.dtype for s in self.sums.values()), None), device=device)
             for batch in batches:
                 x, y = inputs_and_labels(batch, device)
                 if len(x) > 0:
-                    self._add_batch(x, y)
+                    add(x, y)
                     count += len(x)
             total = torch.tensor(count, device=device)
-            add_over_ranks_((*self.sums.values(), total))
+            add_over_ranks_((*sums, self.steepness, total))
             if total == 0:
                 raise AlassoError("The loader yielded no samples: pass a list or DataLoader with some batches.")
             self.objective.check()
-            return {name: self.sums[parameter] / total for name, parameter in self.parameters.items()}
+        self.steepness /= total
+        return total
 
     def _add_batch(self, x: Inputs, y: Tensor | None) -> None:
         """Add a batch to the sums."""
         output, calls = self._recorded_forward(x)
-        if not isinstance(output, Tensor):
-            raise AlassoError(
-                f"The model answers with a {type(output).__name__}, not with a tensor: pass a head that picks it out, "
-                f"such as head=lambda output: output[{next(iter(output), 0) if isinstance(output, Mapping) else 0!r}]."
-            )
-        if output.shape[:1] != (len(x),):
-            raise AlassoError(f"The output must have a row for each of {len(x)} samples, not {tuple(output.shape)}.")
-        targets = self.objective.targets(output, y)
-        terms = self.objective.terms(output, targets)
+        terms, targets = self.terms_of(output, x, y)
         is_first, self.missed = self.missed is None, self.missed or set()
         if is_first:
             self.missed = self._found_missed(terms, x, targets)
@@ -156,13 +169,35 @@ class ImportancePass:
             missed = list(self.missed)
             self._add(missed, self._sum_by_backward(missed, x, targets))
 
+    def terms_of(self, output: Any, x: Inputs, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the objective's terms and targets of a batch, and add to ``steepness``.
+
+        Raises:
+            AlassoError: If the output is no tensor with a row for each sample.
+        """
+        if not isinstance(output, Tensor):
+            raise AlassoError(
+                f"The model answers with a {type(output).__name__}, not with a tensor: pass a head that picks it out, "
+                f"such as head=lambda output: output[{next(iter(output), 0) if isinstance(output, Mapping) else 0!r}]."
+            )
+        if output.shape[:1] != (len(x),):
+            raise AlassoError(f"The output must have a row for each of {len(x)} samples, not {tuple(output.shape)}.")
+        targets = self.objective.targets(output, y)
+        terms = self.objective.terms(output, targets)
+        for column in terms.unbind(1) if terms.requires_grad else ():
+            (by_output,) = torch.autograd.grad(column.sum(), output, retain_graph=True)
+            self.steepness += by_output.square().sum()
+        return terms, targets
+
     def _add(self, parameters: Iterable[nn.Parameter], importances: Iterable[Tensor]) -> None:
         for parameter, importance in zip(parameters, importances, strict=True):
             self.sums[parameter] += importance
 
-    def _output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
+    def output(self, x: Inputs, values: dict[str, Tensor] | None = None) -> Tensor:
         """Return the head's output, (N, …), with ``values`` in place of the parameters of these names."""
         args, kwargs = x.arguments()
+        if self.head is not None and not self.has_forward and values is None:  # vmap cannot follow it
+            return self.head(*args, **kwargs)
         output = self.model(*args, **kwargs) if values is None else functional_call(self.model, values, args, kwargs)
         if self.head is not None:
             return self.head(output)
@@ -185,7 +220,7 @@ class ImportancePass:
                 # First in line: another hook may replace the output.
                 handle = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
                 hooks.callback(handle.remove)
-            return self._output(x), calls
+            return self.output(x), calls
 
     def _choose_routes(self, terms: Tensor, calls: _Calls, x: Inputs) -> tuple[_Slots, list[nn.Parameter]]:
         """Split the parameters that have an influence into slots of layers to be done directly, and others.
@@ -286,7 +321,7 @@ class ImportancePass:
             x_i = Inputs({place: row[None] for place, row in rows_i.items()}, x.shared)
 
             def terms(values: dict[str, Tensor]) -> Tensor:
-                return self.objective.terms(self._output(x_i, values), y_i[None])[0]
+                return self.objective.terms(self.output(x_i, values), y_i[None])[0]
 
             primal, pull_back, *_ = vjp(terms, values)
             gradients = (pull_back(unit)[0] for unit in torch.eye(len(primal)).to(primal))
@@ -303,14 +338,14 @@ class ImportancePass:
         """Return what :meth:`_sum_of_samples` does, by a backward pass for each sample and term."""
         sums = [torch.zeros_like(self.sums[parameter]) for parameter in parameters]
         for x_i, y_i in zip(x.split(1), y.split(1), strict=True):
-            (terms,) = self.objective.terms(self._output(x_i), y_i)
+            (terms,) = self.objective.terms(self.output(x_i), y_i)
             for term in terms:
-                for total, gradient in zip(sums, self._backward(term, parameters), strict=True):
+                for total, gradient in zip(sums, self.backward(term, parameters), strict=True):
                     if gradient is not None:
                         total += self.objective.magnitude(at_least_single(gradient))
         return sums
 
-    def _backward(self, value: Tensor, parameters: Iterable[nn.Parameter]) -> list[Tensor | None]:
+    def backward(self, value: Tensor, parameters: Iterable[nn.Parameter]) -> list[Tensor | None]:
         """Return the gradients that backward() gives these parameters; leave those that are there, and all hooks.
 
         Reentrant checkpoints answer to nothing else.
@@ -368,9 +403,9 @@ class ImportancePass:
     def _check_that_samples_are_apart(self, terms: Tensor, x: Inputs, y: Tensor, tolerance: float) -> None:
         """Refuse a model that answers for a sample by itself otherwise than within a batch, and not by chance."""
         each = zip(x.split(1), y.split(1), strict=True)
-        alone = torch.cat([self.objective.terms(self._output(x_i), y_i) for x_i, y_i in each])
+        alone = torch.cat([self.objective.terms(self.output(x_i), y_i) for x_i, y_i in each])
         is_alike = torch.allclose(alone, terms, tolerance, equal_nan=True)
-        if not is_alike and torch.equal(self.objective.terms(self._output(x), y), terms):
+        if not is_alike and torch.equal(self.objective.terms(self.output(x), y), terms):
             raise AlassoError(
                 "The model answers for a sample by itself otherwise than within a batch, so samples have no importance "
                 "of their own: in evaluation mode they must not influence one another (as batch statistics do)."
@@ -381,7 +416,7 @@ class ImportancePass:
         zero = [parameter for parameter, total in self.sums.items() if not total.any()]
         if not zero:
             return set()
-        gradients = self._backward(self.objective.terms(self._output(x), y).sum(), zero)
+        gradients = self.backward(self.objective.terms(self.output(x), y).sum(), zero)
         return {p for p, gradient in zip(zero, gradients, strict=True) if gradient is not None and gradient.any()}
 
     def _magnitudes(self, gradients: Iterable[Tensor]) -> list[Tensor]:

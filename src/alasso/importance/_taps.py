@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import add
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import add as plus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -11,21 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from alasso._distributed import add_over_ranks_, is_distributed, is_sharded, sharded_like, sum_over_shards
+from alasso._parameters import weights_of
+from alasso.importance._batches import Inputs
+from alasso.importance._objectives import Head, Objective
+from alasso.importance._pass import ImportancePass
+from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
 from alasso.importance.kronecker import (
     has_inputs_as_rows,
     is_factored,
     matrix_shape,
-    positions_of,
+    pairs_in,
     rank_of,
-    rows_of,
-    signed_gradient,
+    rows_told,
     signs_like,
     sketch_of_gradients,
     sketch_of_inputs,
 )
 
 if TYPE_CHECKING:
-    from alasso.methods.kron import KronALASSO
+    from alasso.methods.kron import KronALASSO, KronState
 
 
 class Factors(NamedTuple):
@@ -34,12 +40,14 @@ class Factors(NamedTuple):
     Attributes:
         rows: For the rows.
         columns: For the columns.
-        positions: How many positions of all samples they are sums over.
+        positions: How many pairs of an input and an output gradient they are sums over.
+        sizes: Of the samples' gradients, and as if their positions had nothing in common; zeros if they need not.
     """
 
     rows: Tensor
     columns: Tensor
-    positions: int
+    positions: Tensor
+    sizes: Tensor
 
 
 class Output(NamedTuple):
@@ -50,14 +58,14 @@ class Output(NamedTuple):
         layer: The layer.
         product: T = M S, for the weight's gradient as backward made it, in all layers that have this weight.
         squares: Sum of the squares of the gradient by the layer's outputs.
-        positions: How many positions these are sums over.
+        terms: At how many positions of all samples that gradient is not zero. Where labels are ignored, it is.
     """
 
     name: str
     layer: nn.Module
     product: Tensor
     squares: Tensor
-    positions: int
+    terms: Tensor
 
 
 class LossScale(NamedTuple):
@@ -77,7 +85,8 @@ class LossScale(NamedTuple):
 def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     """Return sketches of L and R of a weight that one layer has, or several.
 
-    A layer's G is a sum over positions, A a mean, and L takes the size of both: tr L = tr G tr A.
+    A layer's G is a sum over positions, A a mean, and L takes the size of both, tr G tr A, times what positions have in
+    common.
 
     Args:
         factors: Of each layer.
@@ -85,9 +94,44 @@ def joined(factors: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     Returns:
         The sketch of L; that of R, of any size.
     """
-    rows = [one.rows * (one.columns[:, -1].sum() / one.positions) for one in factors]
-    columns = [one.columns * (one.rows[:, -1].sum() / one.positions) for one in factors]
+    rows, columns = [], []
+    for one in factors:
+        together, alone = one.sizes
+        per_position = torch.where(alone > 0, together / alone, 1.0) / one.positions.clamp(min=1)
+        rows.append(one.rows * (one.columns[:, -1].sum() * per_position))
+        columns.append(one.columns * (one.rows[:, -1].sum() * per_position))
     return torch.stack(rows).sum(0), torch.stack(columns).sum(0)
+
+
+def reaching(layer: nn.Module, x: Tensor, g: Tensor) -> Tensor:
+    """Return the part of a layer's output gradient that reaches its weight.
+
+    Args:
+        layer: One that :func:`is_factored`.
+        x: Its input.
+        g: The gradient by its output.
+
+    Returns:
+        g, with zeros where an embedding's input is padding.
+    """
+    if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
+        return g
+    return g * x.ne(layer.padding_idx)[..., None]
+
+
+class Kept(torch.autograd.Function):
+    """Keeps a layer's input until its output gradient comes, as autograd does: recomputed by activation checkpointing,
+    or moved away, where the user asks for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return weight.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 class Taps:
@@ -122,16 +166,32 @@ class Taps:
         self._handles.clear()
         self._layers.clear()
 
+    @contextmanager
+    def set_aside(self, regularizer: KronALASSO) -> Iterator[None]:
+        """Leave the layers as they were while the context lasts: what measures importance is no training."""
+        were_there = bool(self)
+        self.remove()
+        try:
+            yield
+        finally:
+            self.remove()
+            if were_there:
+                self.put(regularizer)
+
     def see(self, name: str, layer: nn.Module, factors: Factors) -> None:
         """Take note of what one call tells: calls of a layer are added up as its positions are."""
         of_weight = self.seen.setdefault(name, {})
         before = of_weight.get(layer)
-        of_weight[layer] = factors if before is None else Factors(*map(add, before, factors))
+        of_weight[layer] = factors if before is None else Factors(*map(plus, before, factors))
+
+    def was_told(self, layer: nn.Module) -> bool:
+        """Return whether a layer has told anything since the last step."""
+        return any(layer in of_weight for of_weight in self.seen.values())
 
     def see_output(self, output: Output) -> None:
         """Take note of what one call of the layer nearest to the loss tells."""
         before = self.output
-        self.output = output if before is None else Output(*before[:2], *map(add, before[2:], output[2:]))
+        self.output = output if before is None else Output(*before[:2], *map(plus, before[2:], output[2:]))
 
     def loss_scale(
         self, gradient_of: Callable[[nn.Parameter], Tensor], states: Mapping[str, Any], like: Tensor
@@ -164,7 +224,7 @@ class Taps:
         found, told = ((M @ signs_like(M, M.shape[1], T.shape[1])) * T).sum(), T.square().sum()
         found, told = sum_over_shards(torch.stack([found, told]), weight)
         factor = torch.where(told > 0, found.clamp(min=0) / told, 1.0)
-        terms = torch.full_like(factor, output.positions)
+        terms = output.terms.to(factor)
         self._scale = LossScale(factor, terms, factor * (output.squares * terms).sqrt())
         return self._scale
 
@@ -173,7 +233,7 @@ class Taps:
         seen = like.new_zeros(2, len(self._layers))  # positions and squares
         for i, (_, layer) in enumerate(self._layers):
             if output is not None and output.layer is layer:
-                seen[0, i], seen[1, i] = output.positions, output.squares
+                seen[0, i], seen[1, i] = output.terms, output.squares
         add_over_ranks_([seen])
         if not seen[0].any():
             return None
@@ -184,7 +244,7 @@ class Taps:
         if output is not None and output.layer is layer:
             product = output.product
         add_over_ranks_([product])
-        return Output(name, layer, product, seen[1, i], int(seen[0, i]))
+        return Output(name, layer, product, seen[1, i], seen[0, i])
 
     def take(self, parameters: Mapping[str, nn.Parameter], states: Mapping[str, Any]) -> dict[str, list[Factors]]:
         """Return what was seen of these parameters since the last step, on all ranks together, and forget it.
@@ -194,24 +254,73 @@ class Taps:
             states: Their states, which tell the sketches' sizes.
 
         Returns:
-            The factors that each layer told; none of a parameter that no layer told anything of.
+            The factors that each layer told; none of a parameter of which a layer told nothing, as a tied output's
+            where the loss takes its weight alone.
         """
         seen = {name: self.seen.pop(name, {}) for name in parameters}
         if parameters and is_distributed():
             layers = [(name, layer) for name, layer in self._layers if name in parameters]
+            none = torch.zeros((), dtype=torch.long, device=next(iter(parameters.values())).device)
             for name, layer in layers:  # which another rank may have called
-                nothing = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
-                seen[name].setdefault(layer, Factors(*nothing, 0))
-            device = next(iter(parameters.values())).device
-            counts = torch.tensor([seen[name][layer].positions for name, layer in layers], device=device)
+                rows, columns = torch.zeros_like(states[name].rows), torch.zeros_like(states[name].columns)
+                seen[name].setdefault(layer, Factors(rows, columns, none, rows.new_zeros(2)))
+            counts = torch.stack([seen[name][layer].positions for name, layer in layers])
             add_over_ranks_([counts])
-            for (name, layer), positions in zip(layers, counts.tolist(), strict=True):
-                rows, columns, _ = seen[name].pop(layer)
+            for (name, layer), positions in zip(layers, counts, strict=True):
+                rows, columns, _, sizes = seen[name].pop(layer)
                 if positions:
                     if not is_sharded(parameters[name]):
-                        add_over_ranks_([rows, columns])
-                    seen[name][layer] = Factors(rows, columns, positions)
-        return {name: list(of_weight.values()) for name, of_weight in seen.items()}
+                        add_over_ranks_([rows, columns, sizes])
+                    seen[name][layer] = Factors(rows, columns, positions, sizes)
+        return self.whole(seen)
+
+    def whole(self, seen: Mapping[str, dict[nn.Module, Factors]]) -> dict[str, list[Factors]]:
+        """Return what was seen of those parameters of which all layers told something; of others nothing."""
+        sharing = Counter(name for name, _ in self._layers)
+        return {name: list(told.values()) if len(told) == sharing[name] else [] for name, told in seen.items()}
+
+
+def factors_of_samples(
+    regularizer: KronALASSO, loader: Iterable[Any], objective: Objective, head: Head | None
+) -> tuple[dict[str, KronState], Tensor]:
+    """Return states with the factors of an objective's squared gradients, summed over samples, at the present weights.
+
+    Every term has a sign of its own, drawn at random, so that one backward pass of a batch tells all of them apart.
+
+    Args:
+        regularizer: The method, whose taps look on.
+        loader: The data.
+        objective: What is differentiated.
+        head: Maps the model's output to logits.
+
+    Returns:
+        The states by parameter name; the mean over samples of Σ ‖∂term / ∂output‖².
+
+    Raises:
+        AlassoError: Loader, labels and outputs do not fit together, or there are no samples.
+    """
+    parameters, surrogate, taps = dict(regularizer.protected), regularizer.surrogate, regularizer.taps
+    states = {name: surrogate.init(weights_of(p)) for name, p in parameters.items()}
+    measure = ImportancePass(regularizer.model, objective, parameters, head, 1)
+    generator = torch.Generator().manual_seed(0)
+
+    def add(x: Inputs, y: Tensor | None) -> None:
+        terms, _ = measure.terms_of(measure.output(x), x, y)
+        taps.seen.clear()  # by the output's slope
+        signs = torch.randint(2, terms.shape, generator=generator).to(terms) * 2 - 1
+        gradients = measure.backward((terms * signs).sum() / len(x), parameters.values())
+        seen = taps.whole({name: taps.seen.pop(name, {}) for name in states})
+        for (name, s), g in zip(states.items(), gradients, strict=True):
+            if g is not None:
+                told, count = joined(seen[name]) if seen[name] else None, torch.full_like(s.unit, len(x))
+                scale = LossScale(torch.ones_like(count), count, count)
+                surrogate.add_factors_(s, g.to(s.anchor.dtype), scale, told, len(x))
+        taps.output = None
+
+    taps.put(regularizer)
+    sums = (total for s in states.values() for total in (s.rows, s.columns, s.steps))
+    measure.add_all(loader, add, sums)
+    return states, measure.steepness
 
 
 class Tap:
@@ -252,22 +361,24 @@ class Tap:
         rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.anchor.dtype
         if is_transposed := has_inputs_as_rows(layer):
             rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
-        x = next(iter((*args, *kwargs.values())))
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            A = sketch_of_inputs(layer, x.detach(), rank_of_columns, dtype)
-        tokens = x if isinstance(layer, nn.Embedding) else None
+        kept = Kept.apply(weight, next(iter((*args, *kwargs.values()))))
 
         def see(g: Tensor) -> None:
-            with torch.no_grad():
-                G = sketch_of_gradients(layer, g, rank_of_rows, dtype, tokens)
+            (x,) = kept.grad_fn.saved_tensors
+            with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
+                g = reaching(layer, x, g)
+                told = rows_told(layer, g)
                 nearest = taps.output  # backward comes to it before all others
                 if nearest is None or nearest.name == name:
-                    product = signed_gradient(layer, x.detach(), g, rank_of(state.columns), dtype)
-                    squares, count = g.to(dtype).square().sum(), len(rows_of(layer, g))
+                    product = signed_gradient(layer, x, g, rank_of(state.columns), dtype)
+                    squares, terms = g.to(dtype).square().sum(), told.sum()
                     if nearest is not None and nearest.layer is not layer:  # it has the same weight
-                        squares, count = torch.zeros_like(squares), 0
-                    taps.see_output(Output(name, layer, product, squares, count))
+                        squares, terms = torch.zeros_like(squares), torch.zeros_like(terms)
+                    taps.see_output(Output(name, layer, product, squares, terms))
+                A = sketch_of_inputs(layer, x, told, rank_of_columns, dtype)
+                G = sketch_of_gradients(layer, g, rank_of_rows, dtype)
                 rows, columns = (A, G) if is_transposed else (G, A)
-                taps.see(name, layer, Factors(rows, columns, positions_of(layer, x, g)))
+                sizes = sizes_of_gradients(layer, x, g, rank_of(state.columns), dtype)
+                taps.see(name, layer, Factors(rows, columns, pairs_in(layer, x, told), sizes))
 
         output.register_hook(see)

@@ -36,7 +36,8 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from alasso.importance._layers import CONVOLUTIONS, Convolution, kind_of, padding_of
 
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-LAYERS = frozenset({nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS})
+KERNELS = CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS
+LAYERS = frozenset({nn.Linear, nn.Embedding, *KERNELS})
 PIECE = 1 << 19  # weights at a time on a CPU
 SMALLEST = 1e-6  # eigenvalues below this share of the largest are rounding errors
 
@@ -120,27 +121,30 @@ def sketch_of_windows(x: Tensor, kernel: tuple[int, ...], layer: Convolution, ra
     Returns:
         [Y | d], (n, min(n, r) + 1) with n = C / groups · kernel.
     """
-    dims = len(kernel) - 1
-    x = x.reshape(-1, x.shape[1] // layer.groups, *x.shape[2:])
-    shape = (x.shape[1], *kernel)
-    S = signs_like(x, shape[0] * kernel_size(kernel), rank)
+    x, products = under_signs(x, kernel, layer, rank)
     moves = {"stride": layer.stride, "dilation": layer.dilation}
-    products = _CONVOLVE[dims](x, S.mT.reshape(-1, *shape), **moves)
-    Y = _WEIGHT_GRADIENT[dims](x, (S.shape[1], *shape), products, **moves)
-    d = _WEIGHT_GRADIENT[dims](x.square(), (1, *shape), torch.ones_like(products[:, :1]), **moves)
+    gradient = _WEIGHT_GRADIENT[len(kernel) - 1]
+    Y = gradient(x, (products.shape[1], x.shape[1], *kernel), products, **moves)
+    d = gradient(x.square(), (1, x.shape[1], *kernel), torch.ones_like(products[:, :1]), **moves)
     return torch.cat([Y, d]).flatten(1).mT
 
 
-def kernel_size(kernel: tuple[int, ...]) -> int:
-    """Return how many positions a window has.
+def under_signs(x: Tensor, kernel: tuple[int, ...], layer: Convolution, rank: int) -> tuple[Tensor, Tensor]:
+    """Return images, one for each group of channels, and their convolution with the columns of S as filters.
 
     Args:
-        kernel: Its size in each dimension.
+        x: Padded images, (N, C, *positions).
+        kernel: Size of the window.
+        layer: Tells stride, dilation and groups.
+        rank: r.
 
     Returns:
-        Their product.
+        (N · groups, C / groups, *positions); xᵀS for the window x of each, (N · groups, min(n, r), *positions).
     """
-    return torch.Size(kernel).numel()
+    x = x.reshape(-1, x.shape[1] // layer.groups, *x.shape[2:])
+    S = signs_like(x, x.shape[1] * torch.Size(kernel).numel(), rank)
+    filters = S.mT.reshape(-1, x.shape[1], *kernel)
+    return x, _CONVOLVE[len(kernel) - 1](x, filters, stride=layer.stride, dilation=layer.dilation)
 
 
 def rank_of(packed: Tensor) -> int:
@@ -162,7 +166,7 @@ def form(packed: Tensor) -> Tensor:
         packed: [Y | d].
 
     Returns:
-        [B | ρ], of the sketch's shape; ρ is not finite where the sketch is not.
+        [B | ρ], of the sketch's shape, the columns of B at right angles; ρ is not finite where the sketch is not.
     """
     Y, d = packed[:, :-1].double(), packed[:, -1].double()
     S = signs_like(Y, *Y.shape)
@@ -170,6 +174,7 @@ def form(packed: Tensor) -> Tensor:
     values, V = torch.linalg.eigh((core + core.mT) / 2)
     kept = values > SMALLEST * values[-1:].clamp(min=0)
     B = Y @ V * torch.where(kept, values, 1.0).rsqrt() * kept
+    B = B @ torch.linalg.eigh(torch.nan_to_num(B.mT @ B))[1]
     rest = (d - B.square().sum(1)).clamp(min=0)
     return torch.cat([B, (rest + rest.mean())[:, None] / 2], 1).to(packed.dtype)
 
@@ -207,14 +212,28 @@ def largest(packed: Tensor) -> Tensor:
     """Return a bound on the largest eigenvalue of B Bᵀ + diag(ρ).
 
     Args:
-        packed: [B | ρ].
+        packed: [B | ρ], the columns of B at right angles.
 
     Returns:
         A scalar, larger by no more than the largest ρ.
     """
-    B = packed[:, :-1]
-    of_B: Tensor = torch.linalg.eigvalsh(B.mT @ B)[-1:].sum()  # zero if there is none
-    return of_B + packed[:, -1].max()
+    B, rho = packed[:, :-1], packed[:, -1]
+    return F.pad(B.square().sum(0), (1, 0)).max() + rho.max()
+
+
+def capped(packed: Tensor, most: Tensor) -> Tensor:
+    """Return the form without eigenvalues above a bound: what is stiffer is as stiff as that, the rest as it was.
+
+    Args:
+        packed: [B | ρ], the columns of B at right angles.
+        most: The bound, positive.
+
+    Returns:
+        [B | ρ], of which :func:`largest` is no more than the bound.
+    """
+    B, rho = packed[:, :-1], packed[:, -1].clamp(max=most)
+    left = (most - rho.max()) / B.square().sum(0).clamp(min=torch.finfo(B.dtype).tiny)
+    return torch.cat([B * left.clamp(max=1).sqrt(), rho[:, None]], 1)
 
 
 def spread(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,12 +372,13 @@ def has_inputs_as_rows(layer: nn.Module) -> bool:
     return isinstance(layer, (nn.Embedding, *TRANSPOSED_CONVOLUTIONS)) or is_conv1d_of_transformers(layer)
 
 
-def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
-    """Return the sketch of A = Σ a aᵀ over all samples and positions of a call.
+def sketch_of_inputs(layer: nn.Module, x: Tensor, told: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return the sketch of A = Σ a aᵀ over the samples and positions of a call whose gradient is not zero.
 
     Args:
-        layer: One that :func:`is_factored`.
+        layer: One that :func:`is_factored`; a convolution's A is of all positions.
         x: The layer's input.
+        told: What :func:`rows_told` returns.
         rank: r.
         dtype: The precision to compute in.
 
@@ -367,27 +387,22 @@ def sketch_of_inputs(layer: nn.Module, x: Tensor, rank: int, dtype: torch.dtype)
     """
     if isinstance(layer, nn.Embedding):
         counts = torch.zeros(layer.num_embeddings, dtype=dtype, device=x.device)
-        counts.index_add_(0, x.flatten(), torch.ones((), dtype=dtype, device=x.device).expand(x.numel()))
-        if layer.padding_idx is not None:
-            counts[layer.padding_idx] = 0
-        return sketch_of_counts(counts, rank)
+        return sketch_of_counts(counts.index_add_(0, x.flatten(), told.to(dtype)), rank)
     x = x.to(dtype)
     if isinstance(layer, CONVOLUTIONS):
         return sketch_of_windows(images_under(layer, x), layer.kernel_size, layer, rank)
-    return sketch(rows_of(layer, x), rank)
+    rows = rows_of(layer, x)
+    return sketch(rows if isinstance(layer, TRANSPOSED_CONVOLUTIONS) else rows.where(told[:, None], 0.0), rank)
 
 
-def sketch_of_gradients(
-    layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype, tokens: Tensor | None = None
-) -> Tensor:
+def sketch_of_gradients(layer: nn.Module, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
     """Return the sketch of G = Σ g gᵀ over all samples and positions of a call.
 
     Args:
         layer: One that :func:`is_factored`.
-        g: The gradient by the layer's output.
+        g: The gradient by the layer's output, as it reaches its weight.
         rank: r.
         dtype: The precision to compute in.
-        tokens: An embedding's input: where it is padding, g does not reach the weight.
 
     Returns:
         [Y | d], for the rows of the layer's weight, or its columns if it :func:`has_inputs_as_rows`.
@@ -395,73 +410,37 @@ def sketch_of_gradients(
     g = g.to(dtype)
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):  # the convolution from its output to its input
         return sketch_of_windows(images_under(layer, g), layer.kernel_size, layer, rank)  # type: ignore[arg-type]
-    if isinstance(layer, nn.Embedding) and tokens is not None:
-        g = without_padding(layer, tokens, g)
     return sketch(rows_of(layer, g), rank)
 
 
-def without_padding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
-    """Return the part of an embedding's output gradient that reaches its weight.
-
-    Args:
-        layer: The embedding.
-        tokens: Its input.
-        g: The gradient by its output.
-
-    Returns:
-        g, with zeros where the input is padding.
-    """
-    return g if layer.padding_idx is None else g * (tokens != layer.padding_idx)[..., None]
-
-
-def signed_gradient(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
-    """Return M S for the gradient M of the loss by a layer's weight, seen as a matrix, that one call brings about.
+def rows_told(layer: nn.Module, g: Tensor) -> Tensor:
+    """Return at which samples and positions a layer is told anything: not of padding, nor where labels are ignored.
 
     Args:
         layer: One that :func:`is_factored`.
-        x: The layer's input.
-        g: The gradient by the layer's output.
-        rank: r.
-        dtype: The precision to compute in.
+        g: The gradient by the layer's output, as it reaches its weight.
 
     Returns:
-        (rows, min(columns, r)).
+        True or False for each of :func:`rows_of` the gradient.
     """
-    if isinstance(layer, nn.Embedding):
-        g = rows_of(layer, without_padding(layer, x, g.to(dtype)))
-        told = g @ signs_like(g, g.shape[1], rank)
-        return told.new_zeros(layer.num_embeddings, told.shape[1]).index_add_(0, x.flatten(), told)
-    x, g = x.to(dtype), g.to(dtype)
-    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
-        seen, told = (x, g) if isinstance(layer, CONVOLUTIONS) else (g, x)
-        dims, moves = len(layer.kernel_size) - 1, {"stride": layer.stride, "dilation": layer.dilation}
-        told = told if told.dim() == dims + 3 else told[None]
-        shape = layer.weight.shape
-        M = _WEIGHT_GRADIENT[dims](images_under(layer, seen), shape, told, groups=layer.groups, **moves)
-        return as_matrix(M) @ signs_like(M, M[0].numel(), rank)
-    left, right = (x, g) if has_inputs_as_rows(layer) else (g, x)
-    left, right = rows_of(layer, left), rows_of(layer, right)
-    return left.mT @ (right @ signs_like(right, right.shape[1], rank))
+    return g.any(-len(layer.kernel_size) - 1 if isinstance(layer, KERNELS) else -1).flatten()
 
 
-def positions_of(layer: nn.Module, x: Tensor, g: Tensor) -> int:
+def pairs_in(layer: nn.Module, x: Tensor, told: Tensor) -> Tensor:
     """Return how many pairs of an input and an output gradient, (a, g), make up a layer's gradient in a call.
 
     Args:
         layer: One that :func:`is_factored`.
         x: The layer's input.
-        g: The gradient by the layer's output.
+        told: What :func:`rows_told` returns.
 
     Returns:
-        Their number.
+        Their number; of a convolution, all.
     """
-    if isinstance(layer, nn.Embedding):
-        return x.numel()
-    if isinstance(layer, CONVOLUTIONS):
-        return g.numel() // layer.out_channels * layer.groups
-    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
-        return x.numel() // layer.in_channels * layer.groups
-    return x.numel() // x.shape[-1]
+    if not isinstance(layer, KERNELS):
+        return told.sum()
+    places = len(told) if isinstance(layer, CONVOLUTIONS) else x.numel() // layer.in_channels
+    return torch.full((), places * layer.groups, device=x.device)
 
 
 def images_under(layer: nn.Module, x: Tensor) -> Tensor:
@@ -474,7 +453,7 @@ def images_under(layer: nn.Module, x: Tensor) -> Tensor:
     Returns:
         (N, C, *positions).
     """
-    assert isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS)
+    assert isinstance(layer, KERNELS)
     x = x if x.dim() == len(layer.kernel_size) + 2 else x[None]
     if isinstance(layer, CONVOLUTIONS):
         return F.pad(x, padding_of(layer), "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
@@ -495,6 +474,6 @@ def rows_of(layer: nn.Module, values: Tensor) -> Tensor:
     Returns:
         (N · positions, C).
     """
-    if isinstance(layer, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+    if isinstance(layer, KERNELS):
         values = values.movedim(-len(layer.kernel_size) - 1, -1)
     return values.reshape(-1, values.shape[-1])

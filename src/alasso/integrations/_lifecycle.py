@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 
 from alasso._step_hooks import base_optimizer
 from alasso.errors import AlassoError
+from alasso.importance._objectives import Head
 from alasso.methods.imm import IMM
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.regularizer import Loader, Regularizer
 
 EndOfTask = Literal["fit", "manual"]
 Make = Callable[[nn.Module], Regularizer]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from alasso.importance._objectives import Head
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.regularizer import Loader, Regularizer
 
 try:
     from avalanche.training.plugins import SupervisedPlugin

@@ -25,8 +25,10 @@ from alasso._digest import Sink, check_digest, with_digest
 from alasso._files import whole_file
 from alasso._gauge import Gauge
 from alasso.errors import AlassoError
+from alasso.importance._objectives import Head
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.methods.kron import KronALASSO
+from alasso.regularizer import Loader, Regularizer
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -100,6 +102,12 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
             self._load(self._resumed_folder(args, state))
         self._keeper.begin([kwargs["optimizer"]])
 
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if isinstance(self.regularizer, KronALASSO):
+            _check_head_told(self.regularizer)
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.gauge is not None and (found := self.gauge.step()):
             self._gauged = found
@@ -171,6 +179,19 @@ class AlassoCallback(HasRegularizer, TrainerCallback):
             "weights": _fingerprint(self.regularizer),
             "regularizer": self.regularizer.state_dict(),
         }
+
+
+def _check_head_told(regularizer: KronALASSO) -> None:
+    """Refuse to take the loss's unit from an inner layer of a language model, where it is another."""
+    find = getattr(regularizer.model, "get_output_embeddings", None)
+    head = None if find is None else find()
+    if head is None or regularizer.scale != "fisher" or not regularizer.step_kind or regularizer.taps.was_told(head):
+        return
+    name = next((name for name, module in regularizer.model.named_modules() if module is head), "the output layer")
+    raise AlassoError(
+        f"{name} tells nothing of the loss's scale: it is frozen (LoRA), or a fused loss takes its weight alone "
+        '(TRL, Liger, Unsloth); use KronALASSO(model, scale="path")'
+    )
 
 
 def _fingerprint(regularizer: Regularizer) -> str:

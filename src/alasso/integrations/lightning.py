@@ -11,8 +11,9 @@ from typing import Any
 
 from alasso._digest import check_digest, with_digest
 from alasso._gauge import Gauge
+from alasso.importance._objectives import Head
 from alasso.integrations._lifecycle import EndOfTask, HasRegularizer, Make, TaskKeeper
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.regularizer import Loader, Regularizer
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -36,8 +36,9 @@ import torch
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, two_sided_spring
-from alasso.methods.si import MOVES, Xi, accumulated_omega, check_xi, ratio_or
+from alasso.methods.base import Springs, two_sided_spring
+from alasso.methods.settings import Setting, check_choice, check_non_negative
+from alasso.methods.si import MOVES, WARM_STRENGTH, Xi, accumulated_omega, check_xi, ratio_or
 from alasso.regularizer import Regularizer
 
 OmegaRule = Literal["accurate", "si"]
@@ -83,6 +84,7 @@ class AlassoSurrogate(Springs[AlassoState]):
     State: ClassVar[type] = AlassoState
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"omega": (0, math.inf), "side": (-1, NO_PAST)}
     observes_path: ClassVar[bool] = True
+    warm_strength: ClassVar[float | None] = WARM_STRENGTH
 
     def __post_init__(self) -> None:
         check_non_negative(

@@ -19,11 +19,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from difflib import get_close_matches
-from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +28,7 @@ from torch import Tensor
 from alasso.errors import AlassoError
 
 if TYPE_CHECKING:
-    from alasso.regularizer import Regularizer
+    pass
 
 
 class AnchorState(NamedTuple):
@@ -46,10 +43,6 @@ class AnchorState(NamedTuple):
     omega: Tensor
 
 
-#: The largest setting. No use comes near it, and products of two still leave room in single precision.
-MOST = 1e15
-
-T = TypeVar("T")
 S = TypeVar("S", bound=Any)  # one of the NamedTuples above, or a method's own
 
 
@@ -65,6 +58,7 @@ class Surrogate(ABC, Generic[S]):
         ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
         learns_from_steps: Whether it needs a task's steps even without a path.
+        warm_strength: By ``warm_start(scale="auto")``, Ω·d² in squared changes of the outputs; None for as measured.
     """
 
     State: ClassVar[type]
@@ -72,6 +66,7 @@ class Surrogate(ABC, Generic[S]):
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"omega": (0, math.inf)})
     observes_path: ClassVar[bool] = False
     learns_from_steps: ClassVar[bool] = False
+    warm_strength: ClassVar[float | None] = None
 
     @abstractmethod
     def init(self, theta: Tensor) -> S:
@@ -144,7 +139,15 @@ class Surrogate(ABC, Generic[S]):
             They are one where a surrogate knows no directions.
         """
 
-    def before_step_(self, s: S, g: Tensor, theta: Tensor, total: Tensor, strength: float | Tensor) -> None:
+    def before_step_(
+        self,
+        s: S,
+        g: Tensor,
+        theta: Tensor,
+        total: Tensor,
+        strength: float | Tensor,
+        most: float | Tensor | None = None,
+    ) -> None:
         """Add the penalty's gradient to the total one, and take note of a step that the optimizer is about to make.
 
         Batches of plain springs are added without it (:mod:`alasso._passes`), and noted by :func:`add_to_path_`.
@@ -155,6 +158,7 @@ class Surrogate(ABC, Generic[S]):
             theta: The weights θ.
             total: The gradient that the optimizer will see, changed in place.
             strength: Factor of the penalty; 0.0 where nothing has a past.
+            most: The largest curvature that the penalty may have, for those that have a bound; None for any.
         """
         if not isinstance(strength, float) or strength:
             total.add_(self.penalty_grad(theta, s) * strength)
@@ -303,33 +307,9 @@ class Springs(Surrogate[S]):
         return omega
 
     def typical_stiffness(self, s: S) -> tuple[Tensor, Tensor]:
-        """Return the mean over both sides of all weights, twice.
-
-        Args:
-            s: The state.
-
-        Returns:
-            One factor of d², twice.
-        """
         k_minus, k_plus = self.stiffness(s)
         k = (k_minus + k_plus).sum() / max(2 * k_plus.numel(), 1)  # a rank may have none of a small tensor
         return k, k
-
-
-class Setting(Generic[T]):
-    """A setting of the surrogate as an attribute of its regularizer: ``reg.c = 3.0`` acts from the next step on."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, reg: Regularizer, owner: type) -> T:
-        if reg is None:
-            return self  # type: ignore[unreachable]
-        value: T = getattr(reg.surrogate, self.name)
-        return value
-
-    def __set__(self, reg: Regularizer, value: T) -> None:
-        reg.surrogate = replace(reg.surrogate, **{self.name: value})  # type: ignore[type-var]
 
 
 def two_sided_spring(d: Tensor, k_minus: Tensor, k_plus: Tensor) -> Tensor:
@@ -445,55 +425,3 @@ def require_loader(loader: Iterable[Any] | None, method: str) -> Iterable[Any]:
     if loader is None:
         raise AlassoError(f"{method} measures importance on data; pass consolidate() the task's loader")
     return loader
-
-
-def check_non_negative(**settings: Any) -> None:
-    """Refuse a negative, infinite or NaN setting by its name, and one so large that single precision overflows.
-
-    Args:
-        **settings: The settings by name.
-
-    Raises:
-        AlassoError: One is not a number, or is out of range.
-    """
-    for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, Real):
-            given = type(value).__name__ if isinstance(value, Tensor | torch.optim.Optimizer) else repr(value)
-            hint = "; optimizers go to attach()" if isinstance(value, torch.optim.Optimizer) else ""
-            raise AlassoError(f"{name} must be a number, not {given:.60}{hint}")
-        if not 0 <= value < math.inf:  # type: ignore[operator]  # NaN is not either
-            raise AlassoError(f"{name} must be a finite number, zero or more, not {value!s:.60}")
-        if value > MOST:  # type: ignore[operator]
-            raise AlassoError(f"{name} must be at most {MOST:g}, so that no product overflows, not {value!s:.60}")
-
-
-def check_spelling(regularizer: Regularizer, name: str) -> None:
-    """Refuse a new attribute that looks like a misspelled setting: ``reg.Xi``, ``reg.epsilon_prim``.
-
-    Args:
-        regularizer: Whose attribute it is to be.
-        name: Its name.
-
-    Raises:
-        AlassoError: It is close to a setting's, or the setting's own and undeclared.
-    """
-    method, known = type(regularizer).__name__, vars(regularizer.surrogate)
-    if name in known:
-        raise AlassoError(f"{method} does not declare {name}: add {name} = Setting() to the class")
-    if meant := get_close_matches(name.lower(), known, 1, 0.85):
-        raise AlassoError(f"{method} has no setting {name!r}; did you mean {meant[0]}?")
-
-
-def check_choice(name: str, value: object, choices: Any) -> None:
-    """Refuse a value that is none of a ``Literal``'s.
-
-    Args:
-        name: The setting's name.
-        value: Its value.
-        choices: The ``Literal``.
-
-    Raises:
-        AlassoError: The ``Literal`` does not hold the value.
-    """
-    if not isinstance(value, str) or value not in get_args(choices):
-        raise AlassoError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r:.60}")

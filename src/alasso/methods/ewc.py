@@ -27,18 +27,10 @@ from torch import Tensor, nn
 
 from alasso import importance
 from alasso.errors import AlassoError
-from alasso.importance._objectives import Loss
-from alasso.methods.base import (
-    AnchorState,
-    Setting,
-    Springs,
-    Surrogate,
-    check_choice,
-    check_non_negative,
-    require_importance,
-    require_loader,
-)
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.importance._objectives import Head, Loss
+from alasso.methods.base import AnchorState, Springs, Surrogate, require_importance, require_loader
+from alasso.methods.settings import Setting, check_choice, check_non_negative
+from alasso.regularizer import Loader, Regularizer
 
 Labels = Literal["true", "sampled", "expected", "uniform", "reversed"]
 

@@ -35,10 +35,11 @@ from torch import Tensor, nn
 from alasso._distributed import local
 from alasso._parameters import weights_of
 from alasso.errors import AlassoError, DivergedError
-from alasso.importance._objectives import Loss
-from alasso.methods.base import Setting, Springs, check_choice, check_non_negative, require_importance
+from alasso.importance._objectives import Head, Loss
+from alasso.methods.base import Springs, require_importance
 from alasso.methods.ewc import FisherRegularizer, Labels
-from alasso.regularizer import Head, Loader
+from alasso.methods.settings import Setting, check_choice, check_non_negative
+from alasso.regularizer import Loader
 
 Merge = Literal["mean", "mode"]
 Transfer = Literal["weight", "l2", "drop", "l2-drop"]
@@ -252,7 +253,7 @@ class DropTransfer:
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> with DropTransfer(model, p=0.5):
-    ...     out = model(torch.randn(3, 4))                      # no weight has moved yet: nothing changes
+    ...     out = model(torch.randn(3, 4))  # no weight has moved yet: nothing changes
     """
 
     def __init__(self, model: nn.Module, p: float = 0.5, *, exclude: str | Iterable[str] | None = None) -> None:

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
-from alasso.methods.base import AnchorState, Setting, Springs, check_non_negative, require_importance, require_loader
-from alasso.regularizer import Head, Loader, Regularizer
+from alasso.importance._objectives import Head
+from alasso.methods.base import AnchorState, Springs, require_importance, require_loader
+from alasso.methods.settings import Setting, check_non_negative
+from alasso.regularizer import Loader, Regularizer
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,17 @@ import torch
 from torch import Tensor, nn
 
 from alasso.errors import AlassoError
-from alasso.methods.base import Setting, Springs, check_non_negative
+from alasso.methods.base import Springs
+from alasso.methods.settings import Setting, check_non_negative
 from alasso.regularizer import Regularizer
 
 Xi = float | Literal["auto"]
 
 #: ξ = "auto" in mean squared moves: fewer protect the first of two tasks more, more leave a long stream more room.
 MOVES = 1.5
+
+#: Of a measured importance, which stands for a path's: Ω·d² in squared changes of the outputs.
+WARM_STRENGTH = 3.0
 
 
 class PathState(NamedTuple):
@@ -62,6 +66,7 @@ class SISurrogate(Springs[PathState]):
 
     State: ClassVar[type] = PathState
     observes_path: ClassVar[bool] = True
+    warm_strength: ClassVar[float | None] = WARM_STRENGTH
 
     def __post_init__(self) -> None:
         check_non_negative(c=self.c)

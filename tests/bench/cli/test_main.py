@@ -3,6 +3,7 @@
 import errno
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -172,6 +173,15 @@ def test_without_the_extra_one_line_says_what_to_install(missing, words):
     assert f"needs {missing}: pip install 'alasso[bench]'" in done.stderr
 
 
+def test_ctrl_c_while_modules_are_loaded_shows_no_traceback():
+    script = "import os, signal, sys\n"
+    script += "class Presses:\n def find_spec(self, name, *_):\n"
+    script += "  if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+    script += "sys.meta_path.insert(0, Presses())\nfrom alasso.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script, "list"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_file_that_the_system_refuses_is_one_line(monkeypatch, capsys):
     def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "data/train.bin")
@@ -227,3 +237,13 @@ def test_a_failure_that_is_not_the_users_is_not_hidden(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["alasso", "demo"])
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         cli.main()
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", [[], ["run"], ["data", "fetch"]], ids=" ".join)
+def test_help_is_as_wide_as_the_terminal_and_cuts_no_name(command, columns):
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"}
+    words = [sys.executable, "-m", "alasso", *command, "--help"]
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, shown.splitlines())) <= columns + 4  # a long word may stand out
+    assert re.search(r"--\w+…", shown) is None and "\x1b" not in shown

@@ -217,6 +217,7 @@ def test_the_demo_ends_with_a_page_and_the_next_command(tmp_path, monkeypatch, c
     assert code == 0, errors
     assert "5 result files in" in output and f"{tmp_path / 'report.html'}: 5 results" in output
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert "After 2 tasks plain training has " in output
     following = output.splitlines()[-1].split()
     assert following[0] == "alasso"
     with pytest.raises(SystemExit) as ended:  # what it names is a command

@@ -6,7 +6,7 @@ import pytest
 
 from alasso.bench.learners import base as learners
 from alasso.bench.registry import METHODS
-from alasso.bench.training import search
+from alasso.bench.training import search, sweep
 from alasso.errors import DivergedError
 
 from run_helpers import in_process
@@ -82,3 +82,26 @@ def test_a_search_tries_what_the_command_line_says_and_says_whom_it_does_not_con
         [0.5, 2.0],
         {"c": [0.1], "xi": [0.1]},
     ]
+
+
+def test_shards_train_the_grid_and_the_command_without_chooses(tmp_path, monkeypatch, capsys, diverging_mas):
+    monkeypatch.setitem(METHODS["mas"].search, "lam", (0.03, 0.1, 0.3))
+    diverging_mas |= {0.1}
+    words = (*SEARCH, "--seed", 1, "--out", tmp_path / "runs")
+    for i in (1, 2):
+        call = (*words, "--file", tmp_path / "sharded.json", "--shard", f"{i}/2")
+        code, output, errors = in_process(call, monkeypatch, capsys)
+        assert code == 0 and "the same command without --shard chooses" in output, errors
+        assert not (tmp_path / "sharded.json").exists()
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 2
+    whole = (*words[:-1], tmp_path / "others", "--file", tmp_path / "whole.json")
+    assert in_process(whole, monkeypatch, capsys)[0] == 0
+    trained, train = [], sweep.run
+    monkeypatch.setattr(sweep, "run", lambda config, **rest: trained.append(config) or train(config, **rest))
+    assert in_process((*words, "--file", tmp_path / "sharded.json"), monkeypatch, capsys)[0] == 0
+    assert [(config.settings["lam"], config.seed) for config in trained] == [(0.1, 1)]  # the one that diverged
+    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("sharded", "whole")]
+    assert found[0]["chosen"] == found[1]["chosen"]
+    assert found[0]["methods"]["mas"]["tried"] == found[1]["methods"]["mas"]["tried"]
+    call = (*words, "--file", tmp_path / "f.json", "--shard", "1/2", "--climb", 3)
+    assert "--shard is for a grid" in in_process(call, monkeypatch, capsys)[2]

@@ -1,6 +1,7 @@
 """What matplotlib draws."""
 
 import itertools
+import statistics
 from html import unescape
 
 import numpy as np
@@ -12,6 +13,7 @@ from alasso.bench.report.figures import (
     accuracy_matrix,
     bar_groups,
     by_a,
+    by_one_setting,
     decoupling_groups,
     mean_accuracy,
     save,
@@ -97,7 +99,30 @@ def test_every_figure_in_three_formats_and_a_line_for_those_left_out(tmp_path):
         assert {f"permuted-digits-6-{figure}.{kind}" for kind in ("png", "svg", "pdf")} <= names
     assert "sensitivity.svg" in names
     assert all(path.stat().st_size > 1000 for path in written)
-    assert absent == ["permuted-digits-6-memory is left out: no run of alasso-memory or vcl-coreset"]
+    assert absent == [
+        "permuted-digits-6-memory is left out: no run of alasso-memory or vcl-coreset",
+        "permuted-digits-6-strength is left out: no method with three strengths (c, lam) or dampings (xi)",
+    ]
+
+
+def test_accuracy_by_strength_is_drawn_in_multiples_of_the_default_and_by_damping():
+    usual = {"c": 1.0, "xi": 0.1}
+    by_c = [made_up("si", seed=s, fading=0.05 * c, **{**usual, "c": c}) for c in (0.1, 1.0, 3.0) for s in (0, 1)]
+    by_xi = [made_up("si", seed=0, **{**usual, "xi": xi}) for xi in (0.01, 1.0)]
+    by_lam = [made_up("ewc", seed=0, lam=lam) for lam in (1000.0, 10.0, 100.0)]
+    found = by_one_setting(one_section([*by_c, *by_xi, *by_lam, made_up("si", xi="auto")]), "c")
+    assert {key: [group.config.settings["c"] for group in of] for key, of in found.items()} == {
+        ("si", "c"): [0.1, 1.0, 3.0]
+    }
+    left, right = figures.strength([*by_c, *by_xi, *by_lam]).axes
+    drawn = {line.get_label(): line for line in left.lines if line.get_label() in ("SI", "EWC")}
+    assert drawn["SI"].get_xdata() == pytest.approx([0.1, 1.0, 3.0])
+    assert drawn["EWC"].get_xdata() == pytest.approx([0.1, 1.0, 10.0])  # times the default, 100
+    means = [statistics.fmean(metrics.average_accuracy(one.accuracy) for one in by_c[i : i + 2]) for i in (0, 2, 4)]
+    assert drawn["SI"].get_ydata() == pytest.approx(means) and left.get_xscale() == "log"
+    (of_si,) = [line for line in right.lines if line.get_label() == "SI"]
+    assert of_si.get_xdata() == pytest.approx([0.01, 0.1, 1.0])
+    assert figures.strength([*by_c[:4], *by_xi[:1]]) is None
 
 
 def test_a_figure_drawn_again_is_the_same_file(tmp_path):

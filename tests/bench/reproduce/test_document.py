@@ -29,10 +29,10 @@ def test_the_papers_document_from_nothing_says_not_run_everywhere(tmp_path):
     nothing = Evidence(experiments, [])
     text = Document(nothing, judge_all(claims, nothing), untested, tmp_path / "figures").fill(TEMPLATE)
     counted = sum(claim.counted for claim in claims)
-    assert "{{" not in text and f"Of {counted} claims: {counted} not run." in text
+    assert "{{" not in text and f"Of {counted} claims: {counted} planned." in text
     for point in ("may Ω fall?", "damping ξ", "a weight that did not move", "Adam between tasks", "epochs"):
         row = next(line for line in text.splitlines() if line.startswith(f"| {point}"))
-        assert row.count("not run") == 2, row
+        assert row.count("planned") == 2, row
     assert "re-split" not in text and not (tmp_path / "figures").exists()
 
 
@@ -52,7 +52,7 @@ def test_the_papers_document_has_its_numbers_from_results(tmp_path):
     assert "**CIFAR-100 is the re-split edition**" in text and "Data: cifar100 re-split." in text
     assert "**Split CIFAR-10/100, 30 tasks (cifar100 re-split)**" in text
     (row,) = [line for line in text.splitlines() if line.startswith("| ALASSO beats SI (in the paper by 5.7")]
-    assert row.endswith("| Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | above 0 | holds |")
+    assert row.endswith("| Sect. 5.4, Fig. 8 | 0.057 | 0.100 (1) | – | above 0 | undecided |")
     links = re.findall(r"\]\((figures/.*?)\)", text)
     assert links and all((tmp_path / link).exists() for link in links)
 
@@ -116,18 +116,39 @@ def test_a_claim_that_does_not_hold_is_shown_under_its_topic_with_the_paragraphs
     ]
     waiting = filled(known, "{{not-holding}}", [judge(claim(arguments={"of": "x/ewc"}, at_least=0.5), known)])
     assert waiting == "Claims that wait for results:\n\n- not run in x: ewc"
+    noted = {"at_least": 0.5, "at_most": 0.7, "note": "Two runs more were tried."}
+    open_ones = [judge(one, evidence({"si": [0.6]})) for one in (claim(**noted), claim(id="d", at_least=0.5))]
+    assert filled(known, "{{not-holding}}", open_ones).splitlines()[2:] == [
+        "- **it is** (Table 1) undecided: 0.600 (1), 0.100 inside the bar (0.5 to 0.7); the paper: 0.600.",
+        "    - Two runs more were tried.",
+    ]
     assert filled(known, "{{not-holding}} {{untested}}") == "None. None."
+
+
+def test_decided_and_open_claims_apart_and_counted_by_topic():
+    known = evidence({"si": [0.5, 0.5], "alasso": [0.5]})
+    of_alasso = {"arguments": {"of": "x/alasso"}, "at_least": 0.4}
+    judged = judge_all([claim(at_least=0.4), claim(id="b", topic="U", **of_alasso)], known)
+    decided, still_open = (filled(known, f"{{{{verdicts {which}}}}}", judged) for which in ("decided", "open"))
+    assert "**T**" in decided and "**U**" not in decided and "| 0.500 to 0.500 | ≥ 0.4 | holds |" in decided
+    assert "**U**" in still_open and "**T**" not in still_open and "| – | ≥ 0.4 | undecided |" in still_open
+    assert filled(known, "{{topics}}", judged).splitlines()[2:] == ["| T | 1 | – |", "| U | – | 1 |"]
+
+
+def test_runs_without_results_stand_below_the_table():
+    text = filled(evidence({"si": [0.5]}), "{{table x}}")
+    assert text.endswith("\n\nPlanned, without results yet: alasso, ewc, single-task.") and "| planned" not in text
 
 
 def test_seeds_that_diverged_are_named_beside_the_others():
     one = experiment()
     known = Evidence({"x": one}, [result(one.config("si"), 0.8)], notes=[Divergence(one.config("si", 1), 2, "it grew")])
     assert filled(known, "{{mean x/si}}") == "0.800 (1); diverged: seed 1 in task 2"
-    assert filled(known, "{{table x}}").splitlines()[3].endswith("| 1; diverged: seed 1 in task 2 |")
+    assert filled(known, "{{table x}}").splitlines()[2].endswith("| 1; diverged: seed 1 in task 2 |")
     assert filled(known, "{{difference x/alasso x/si}}") == "x/si diverged: seed 1 in task 2"
     assert filled(known, "{{difference x/si x/ewc}}") == "x/si diverged: seed 1 in task 2"
     verdicts = filled(known, "{{verdicts}}", [judge(claim(at_least=0.5), known)])
-    assert "| 0.800 (1) † |" in verdicts
+    assert "| 0.800 (1) † | – |" in verdicts
     assert verdicts.endswith("† x/si diverged: seed 1 in task 2. What is found is of the other seeds.")
 
 

@@ -22,8 +22,8 @@ def experiments(tmp_path):
     return read_experiments(small_paper(tmp_path / "paper"))
 
 
-def planned(experiments, found=(), seeds=None, **known):
-    return make_plan(experiments.values(), Evidence(experiments, found, **known), seeds)
+def planned(experiments, found=(), seeds=None, shard=None, **known):
+    return make_plan(experiments.values(), Evidence(experiments, found, **known), seeds, shard)
 
 
 def test_shared_runs_are_planned_once_and_finished_ones_not_at_all(experiments):
@@ -40,6 +40,18 @@ def test_shared_runs_are_planned_once_and_finished_ones_not_at_all(experiments):
     assert done.empty and done.present == 8
     again = planned(experiments, found[:2] + found[3:], probes=[probe(experiments["probe"], seed=1)])
     assert again.missing == [found[2].config] and again.to_do() == "1 run and 1 probe" and again.present == 6
+
+
+def test_shards_share_what_there_is_to_do_whoever_begins(experiments):
+    """A shard stays the same while the others finish their runs."""
+    nothing, early = planned(experiments), planned(experiments, shard="1/3").missing
+    found = [result(config, 0.5) for config in early]
+    shares = [planned(experiments, found, shard=f"{i}/3") for i in (1, 2, 3)]
+    assert not shares[0].missing and shares[0].parts[0].present == len(early)
+    names = [config.name for config in early] + [c.name for share in shares for c in share.missing]
+    assert sorted(names) == sorted(config.name for config in nothing.missing)
+    assert [probe for share in shares for probe in share.probes] == nothing.probes
+    assert sum(share.present for share in shares) == len(early)
 
 
 def test_parts_differ_in_benchmark_or_tasks(experiments):

@@ -14,7 +14,7 @@ from alasso.bench.training import checkpoint, sweep
 from alasso.bench.training.run import Trainer, run
 from alasso.errors import AlassoError, DivergedError
 
-from run_helpers import SMALL, SMALL_FLAGS, begun, finished, in_process, small
+from run_helpers import SMALL, SMALL_FLAGS, begun, finished, in_process, numbers, small
 
 
 def test_combinations_are_all_of_them_and_none_twice():
@@ -25,6 +25,41 @@ def test_combinations_are_all_of_them_and_none_twice():
     ]  # fmt: skip
     with pytest.raises(AlassoError, match="none of sgd, alasso has a setting 'zeta'"):
         sweep.combinations("permuted-digits", ["sgd", "alasso"], [0], SMALL, {"zeta": ["1"]})
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 9])
+def test_shards_share_the_runs_whatever_their_order(count):
+    configs = sweep.combinations("permuted-digits", ["sgd", "alasso"], [0, 1], SMALL, {"a": ["1", "2"]})
+    names = [config.name for config in configs]
+    shares = [[c.name for c in sweep.shard_of(configs, f"{i + 1}/{count}")] for i in range(count)]
+    assert sorted(name for share in shares for name in share) == sorted(names)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for i, share in enumerate(shares):
+        assert share == [name for name in names if name in share]
+        assert {c.name for c in sweep.shard_of(configs[::-1], f"{i + 1}/{count}")} == set(share)
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1.0/3", "", "1/3 ", "9" * 50])
+def test_what_is_no_shard_is_refused_in_a_line(shard, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "runs"
+    commands = (["run", "permuted-digits", *SMALL_FLAGS], ["search", "permuted-digits", "--file", tmp_path / "f.json"])
+    for words in commands:
+        code, output, errors = in_process([*words, "--out", out, f"--shard={shard}"], monkeypatch, capsys)
+        assert code == 2 and "--shard takes I/N, from 1/N to N/N" in errors and len(errors.splitlines()) == 1
+        assert not output and not out.exists()
+
+
+def test_the_results_of_all_shards_are_those_of_the_run_without(tmp_path, monkeypatch, capsys):
+    words = ["run", "permuted-digits", "--method", "sgd", "si", "--seed", 0, 1, *SMALL_FLAGS, "-q", "--out"]
+    assert in_process([*words, tmp_path / "whole"], monkeypatch, capsys)[0] == 0
+    for i in (1, 2, 3):
+        code, output, errors = in_process([*words, tmp_path / str(i), "--shard", f"{i}/3"], monkeypatch, capsys)
+        assert code == 0 and f"{2 if i == 1 else 1} result file" in output, errors
+    shares = [numbers(tmp_path / str(i)) for i in (1, 2, 3)]
+    assert sum(map(len, shares)) == 4
+    assert {name: found for share in shares for name, found in share.items()} == numbers(tmp_path / "whole")
+    code, output, _ = in_process([*words, tmp_path / "none", "--shard", "5/5"], monkeypatch, capsys)
+    assert code == 0 and output == "shard 5/5 has none of the 4 runs\n" and not (tmp_path / "none").exists()
 
 
 def test_a_run_is_one_process_s_at_a_time(tmp_path, monkeypatch):

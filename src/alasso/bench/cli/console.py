@@ -44,6 +44,15 @@ AllowModel = Annotated[
         metavar="module:factory", help="Import this network of your own, which a file names; else none is imported."
     ),
 ]
+Shard = Annotated[
+    str | None, typer.Option(metavar="I/N", help="Only every N-th run, from the I-th on: 1/8 to 8/8 make the whole.")
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray", metavar="ADDRESS", help="Train on a Ray cluster: auto, HOST:PORT, or local, of this machine."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 

@@ -6,13 +6,14 @@ import io
 import os
 import pkgutil
 import re
+import shutil
 import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -35,6 +36,9 @@ COMMANDS = {
 }
 #: Options that take several values after one flag: --seed 0 1 2
 SEVERAL = ("--allow-model", "--method", "--seed", "--set", "--log", "--only", "--skip")
+COLUMNS = shutil.get_terminal_size().columns
+#: How help looks: in a narrow terminal, boxes with columns would cut the options' names.
+HELP: Literal["rich"] | None = "rich" if COLUMNS >= 60 else None
 STOPPED = 130  # as shells report a program ended by Ctrl-C
 
 #: What the parser raises; typer has click inside it or beside it, depending on its version, and shows this class alone.
@@ -52,6 +56,7 @@ class LazyGroup(TyperGroup):
         if not isinstance(found, typer.Typer):
             command, found = found, typer.Typer(add_completion=False)
             found.command(name)(command)
+        found.rich_markup_mode = HELP
         return name, typer.main.get_command(found), rest
 
 
@@ -61,7 +66,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "terminal_width": COLUMNS},
 )
 for _name, (_, _line) in COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)

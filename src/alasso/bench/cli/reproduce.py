@@ -17,20 +17,22 @@ from rich.table import Table
 from rich.text import Text
 
 from alasso.bench import results
-from alasso.bench.cli.console import AllowModel, DataDir, Device, Terminal, end_stopped, say
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Ray, Shard, Terminal, end_stopped, say
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import check_file, write_whole
 from alasso.bench.models import check_allowed
 from alasso.bench.report.page import ClaimRow, Claims, build
 from alasso.bench.report.sections import collect
 from alasso.bench.reproduce.claims import (
+    ALONE,
     DOES_NOT_HOLD,
     HOLDS,
-    WITHIN_NOISE,
+    UNDECIDED,
     Claim,
     Judged,
     Untested,
     by_topic,
+    interval_shown,
     judge_all,
     missing_lines,
     not_computable_lines,
@@ -41,19 +43,19 @@ from alasso.bench.reproduce.claims import (
 )
 from alasso.bench.reproduce.document import Document
 from alasso.bench.reproduce.experiments import Evidence, Experiment, chosen, find_paper, read_experiments
+from alasso.bench.reproduce.experiments import pack as move_into_lines
 from alasso.bench.reproduce.plan import Plan, carry_out, check_data, estimate, make_plan, roughly
 from alasso.bench.training.sweep import Options, Stopped
 from alasso.errors import AlassoError
 
 MOST_SEEDS = 1000
-QUICK_OUT = Path("runs/quick")
 PAGE = Path("runs/report.html")
-STYLES = {HOLDS: "green", WITHIN_NOISE: "yellow", DOES_NOT_HOLD: "red"}
+TITLE = "The paper's claims"
+STYLES = {HOLDS: "green", UNDECIDED: "yellow", DOES_NOT_HOLD: "red"}
 CAPTION = (
-    "ours: mean ± standard deviation over seeds (how many). within noise: nearer to the bar than one standard error."
+    "ours: mean ± standard deviation over seeds (how many), and its 95 % interval. "
+    f"{ALONE}: its own interval decides; by Holm's correction all claims together do not."
 )
-IN_SMALL = " (small version)"
-CAPTION_IN_SMALL = "Too small to judge the paper: this shows that everything runs."
 WIDE = 100  # columns of a terminal with room for the bar and where a claim stands
 NARROW = 76  # and below these, numbers go under the claim
 
@@ -72,16 +74,18 @@ def reproduce(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of results. Default: that of the paper; runs/quick with --quick."),
+        typer.Option("--out", help="Folder of results. Default: that of the paper."),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version, on permuted digits: minutes on a CPU, no verdict.")
-    ] = False,
+    shard: Shard = None,
+    ray: Ray = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only show what is missing and how long it takes.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Run nothing: judge the results there are.")] = False,
     unpack: Annotated[
         Path | None, typer.Option(help="Run nothing: write each result there is as a JSON file into this folder.")
     ] = None,
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Run nothing: move results into one file an experiment, a line each.")
+    ] = False,
     document: Annotated[
         Path | None,
         typer.Option(help="The document. Default: REPRODUCTION.md in the paper's folder; in another --out, there."),
@@ -92,30 +96,37 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdicts.")] = False,
 ) -> None:
     """Run the paper's missing experiments and judge each of its claims."""
-    if sum((plan, judge, unpack is not None)) > 1:
-        raise AlassoError("--plan, --judge and --unpack exclude each other: give one of them")
+    if sum((plan, judge, pack, unpack is not None)) > 1:
+        raise AlassoError("--plan, --judge, --pack and --unpack exclude each other: give one of them")
     if judge and seeds is not None:
         raise AlassoError("--judge takes all seeds there are: leave out --seeds, or --judge")
-    work = Work.read(paper, only or [], skip or [], out, quick=quick)
+    if shard is not None and (judge or unpack is not None):
+        raise AlassoError("--judge and --unpack take all results there are: leave out --shard")
+    work = Work.read(paper, only or [], skip or [], out)
     for line in work.evidence.left_out.values():
         say(f"left out: {line}")
     if unpack is not None:
         found = [results.write(one, unpack) for one in work.evidence.results_of(work.references)]
         return say(f"wrote {count_of(len(found), 'result')} to {unpack}")
+    if pack:
+        return say(f"moved {count_of(move_into_lines(work.chosen, work.evidence, work.out), 'result')} in {work.out}")
     if plan:
-        return show_plan(work, make_plan(work.chosen, work.evidence, seeds))
+        return show_plan(work, make_plan(work.chosen, work.evidence, seeds, shard))
     document = document or (work.paper if work.is_papers_own else work.out) / "REPRODUCTION.md"
     page_file = report or (None if judge else PAGE if work.is_papers_own else work.out / PAGE.name)
     check_file(document, ".md")
     if page_file is not None:
         check_file(page_file, ".html", ".htm")
     if not judge:
-        planned = make_plan(work.chosen, work.evidence, seeds)
+        planned = make_plan(work.chosen, work.evidence, seeds, shard)
         used = [config.model for config in (*planned.missing, *(probe.config for probe in planned.probes))]
         check_allowed(used, allow_model or [], work.paper, "--allow-model")
-        run_missing(work, planned, Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet))
+        options = Options(out=work.out, data_dir=data_dir, device=device, resume=True, quiet=quiet, ray=ray)
+        run_missing(work, planned, options)
+        if shard is not None:
+            return say("When all shards are there, the same command with --judge and without --shard judges.")
         work = replace(work)  # forgets the evidence it has read
-    return conclude(work, None if quick else document, page_file, quiet=quiet)
+    return conclude(work, document, page_file, quiet=quiet)
 
 
 @dataclass(frozen=True)
@@ -125,11 +136,10 @@ class Work:
     Args:
         paper: The folder of experiments and claims.
         out: The folder of results.
-        experiments: All experiments; small ones where ``quick``.
+        experiments: All experiments.
         chosen: Those that were asked for.
         claims: What is judged.
         untested: What is not.
-        quick: Whether this is the small version.
     """
 
     paper: Path
@@ -138,16 +148,15 @@ class Work:
     chosen: Sequence[Experiment]
     claims: Sequence[Claim]
     untested: Sequence[Untested]
-    quick: bool
 
     @staticmethod
-    def read(paper: Path | None, only: Sequence[str], skip: Sequence[str], out: Path | None, *, quick: bool) -> Work:
+    def read(paper: Path | None, only: Sequence[str], skip: Sequence[str], out: Path | None) -> Work:
         """Reads experiments and claims."""
         folder = find_paper(paper)
-        experiments = read_experiments(folder, quick=quick)
-        claims, untested = read_claims(folder, experiments, quick=quick)
-        out = out or (QUICK_OUT if quick else folder / "results")
-        return Work(folder, out, experiments, chosen(experiments, only, skip), claims, untested, quick)
+        experiments = read_experiments(folder)
+        claims, untested = read_claims(folder, experiments)
+        out = out or folder / "results"
+        return Work(folder, out, experiments, chosen(experiments, only, skip), claims, untested)
 
     @property
     def is_papers_own(self) -> bool:
@@ -167,7 +176,7 @@ class Work:
     @cached_property
     def known(self) -> Sequence[results.Result]:
         """Finished runs, by which others are estimated: those in the folder, and the paper's."""
-        if self.is_papers_own or self.quick:
+        if self.is_papers_own:
             return self.evidence.results
         return self.evidence.results + Evidence.of_folder(self.experiments, self.paper / "results").results
 
@@ -236,9 +245,8 @@ def conclude(work: Work, document: Path | None, page_file: Path | None, *, quiet
     about = [one for one in judged if set(work.references) & set(one.claim.references)]
     console = Terminal()
     if about:
-        console.print(verdict_table(about, quick=work.quick, width=console.width))
-    if not work.quick or not about:
-        say(tally_sentence(about))
+        console.print(verdict_table(about, width=console.width))
+    say(tally_sentence(about))
     for reference in work.references:
         if how := evidence.how_it_diverged(reference):
             say(f"{reference} {how}")
@@ -250,7 +258,7 @@ def conclude(work: Work, document: Path | None, page_file: Path | None, *, quiet
         write_whole(document, text.encode())
         say(f"wrote {document}: {count_of(len(judged), 'claim')}")
     if page_file is not None and work.out.is_dir():
-        html = build(collect([work.out]), claims=for_page(judged, quick=work.quick))
+        html = build(collect([work.out]), claims=for_page(judged))
         write_whole(page_file, html.encode())
         say(f"wrote {page_file}: all results in {work.out}")
 
@@ -263,11 +271,9 @@ def read_template(path: Path) -> str:
         raise AlassoError(f"{path} cannot be read: {error}") from error
 
 
-def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int = WIDE) -> Table:
+def verdict_table(judged: Sequence[Judged], *, width: int = WIDE) -> Table:
     """Claims under their topics; a terminal that is not wide gets what matters most."""
-    title = "The paper's claims" + IN_SMALL * quick
-    caption = CAPTION_IN_SMALL if quick else CAPTION
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=TITLE, title_justify="left", caption=CAPTION, caption_justify="left", box=SIMPLE_HEAD)
     wide, narrow = width >= WIDE, width < NARROW
     table.add_column("claim", ratio=1)
     if wide:
@@ -276,10 +282,11 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
         table.add_column("paper", justify="right", max_width=12)
         table.add_column("ours", justify="right", no_wrap=True)
     if wide:
+        table.add_column("interval", justify="right", no_wrap=True)
         table.add_column("bar", justify="right", no_wrap=True)
-    table.add_column("seen?" if quick else "verdict", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for topic, claims in by_topic(judged).items():
-        table.add_row(Text(topic + IN_SMALL * quick, "bold"))
+        table.add_row(Text(topic, "bold"))
         for one in claims:
             paper = one.claim.of_paper() if wide or not isinstance(one.claim.paper, str) else "–"
             says = Text(one.claim.says)
@@ -288,23 +295,19 @@ def verdict_table(judged: Sequence[Judged], *, quick: bool = False, width: int =
             cells: list[RenderableType] = [Padding(says, (0, 0, 0, 2))]
             cells += [one.claim.where] if wide else []
             cells += [] if narrow else [paper, shown_of(one)]
-            cells += [one.claim.bar()] if wide else []
-            style = "" if quick else STYLES.get(one.verdict, "dim")
-            table.add_row(*cells, Text(verdict_in_words(one, quick=quick), style))
+            cells += [interval_shown(one), one.claim.bar()] if wide else []
+            table.add_row(*cells, Text(verdict_in_words(one), STYLES.get(one.verdict, "dim")))
     return table
 
 
-def for_page(judged: Sequence[Judged], *, quick: bool) -> Claims:
+def for_page(judged: Sequence[Judged]) -> Claims:
     """The same for the page."""
-    topics = {
-        topic + IN_SMALL * quick: [page_row(one, quick) for one in own] for topic, own in by_topic(judged).items()
-    }
-    note = CAPTION_IN_SMALL if quick else f"{tally_sentence(judged)} {CAPTION}"
-    columns = ("claim", "paper", "ours", "bar", "seen?" if quick else "verdict")
-    return Claims("The paper's claims" + IN_SMALL * quick, note, columns, topics)
+    topics = {topic: [page_row(one) for one in own] for topic, own in by_topic(judged).items()}
+    columns = ("claim", "paper", "ours", "interval", "bar", "verdict")
+    return Claims(TITLE, f"{tally_sentence(judged)} {CAPTION}", columns, topics)
 
 
-def page_row(one: Judged, quick: bool) -> ClaimRow:
+def page_row(one: Judged) -> ClaimRow:
     """A claim with its verdict."""
-    numbers, words = (one.claim.of_paper(), shown_of(one), one.claim.bar()), verdict_in_words(one, quick=quick)
-    return ClaimRow(one.claim.says, one.claim.where, numbers, words, "" if quick else one.verdict)
+    numbers = one.claim.of_paper(), shown_of(one), interval_shown(one), one.claim.bar()
+    return ClaimRow(one.claim.says, one.claim.where, numbers, verdict_in_words(one), one.verdict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from alasso.bench import metrics as references
 from alasso.bench import results
-from alasso.bench.cli.console import AllowModel, DataDir, Device, Quiet, Terminal, end_stopped, say, table
+from alasso.bench.cli.console import AllowModel, DataDir, Device, Quiet, Ray, Shard, Terminal, end_stopped, say, table
 from alasso.bench.cli.main import STOPPED
 from alasso.bench.cli.report import report
 from alasso.bench.config import count_of, from_toml, varying_settings
@@ -25,7 +26,7 @@ from alasso.bench.probe.measure import probe_first_task, progress_bar
 from alasso.bench.registry import METHODS
 from alasso.bench.streams import left_over
 from alasso.bench.training import sweep as runs
-from alasso.bench.training.search import chosen_line, chosen_settings
+from alasso.bench.training.search import chosen_line, chosen_settings, grid
 from alasso.bench.training.search import search as search_settings
 from alasso.errors import AlassoError
 
@@ -88,6 +89,8 @@ def run(
     out: OutFolder = Path("runs"),
     resume: Resume = False,
     restart: Restart = False,
+    shard: Shard = None,
+    ray: Ray = None,
     checkpoint_every: Interval = 30.0,
     log: Logs = None,
     quiet: Quiet = False,
@@ -115,11 +118,15 @@ def run(
         quiet=quiet,
         logs=tuple(one.value for one in log or []),
         checkpoint_every=checkpoint_every,
+        ray=ray,
     )
     settings = parsed_settings(set_ or [])
     refuse_given_twice({**fields, "seed": seed}, settings)
     chosen = chosen_settings(found, benchmark) if found else {}
-    configs = asked_for(benchmark, config, method, seed, fields, settings, chosen)
+    planned = asked_for(benchmark, config, method, seed, fields, settings, chosen)
+    configs = runs.shard_of(planned, shard)
+    if not configs:
+        return say(f"shard {shard} has none of the {count_of(len(planned), 'run')}")
     check_allowed((one.model for one in configs), [model, *settings.get("model", [])], config or found, "--model")
     against = results.read(reference) if reference else None
     if against:
@@ -127,7 +134,7 @@ def run(
     lines = [*notices(configs, options, against), *not_for_all(configs, settings), *not_chosen(configs, found, chosen)]
     for notice in () if quiet else lines:
         say(notice)
-    show_runs(configs, options, against)
+    return show_runs(configs, options, against)
 
 
 def notices(configs: Sequence[Any], options: Any, reference: Any) -> list[str]:
@@ -150,6 +157,8 @@ def demo(out: OutFolder = Path("runs/demo"), seed: Seed = 0, restart: Restart = 
     options = runs.Options(out=out, device="cpu", quiet=quiet, resume=not restart, restart=restart)
     show_runs(configs, options, None, to_go_on=())
     report([out], output=out / "report.html")
+    plain, kept = (results.read(results.result_path(configs[i], out)).metrics["A"] for i in (0, -1))
+    say(f"After {configs[0].tasks} tasks plain training has {plain:.0%} of the answers right, KronALASSO {kept:.0%}.")
     say("Ten small tasks do not tell SI and ALASSO apart; more seeds do. Next:")
     say("  alasso run permuted-digits --method si alasso --seed 0 1 2 3 4")
 
@@ -165,9 +174,14 @@ def search(
     climb: Annotated[
         int | None, typer.Option(min=1, help="Try so many strengths, c or lam, uphill, in place of a grid.")
     ] = None,
+    tpe: Annotated[
+        int | None, typer.Option(min=1, help="Let Optuna's TPE try so many settings between the values of a grid.")
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     out: OutFolder = Path("runs/search"),
+    shard: Shard = None,
+    ray: Ray = None,
     quiet: Quiet = False,
 ) -> None:
     """Find settings for each method on held-out training examples.
@@ -180,18 +194,29 @@ def search(
         raise AlassoError(f"--set needs --method, to say which method's {' and '.join(values)} to try")
     if values and climb:
         raise AlassoError("--climb chooses the values to try itself; leave out --set")
-    options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again="delete it to run it again")
+    if climb and tpe:
+        raise AlassoError("--climb and --tpe are two ways to search: give one of them")
+    if shard is not None and (climb or tpe):
+        raise AlassoError("--shard is for a grid: --climb and --tpe decide on each run after those before it")
+    again = "delete it to run it again"
+    options = runs.Options(out, data_dir, device, resume=True, quiet=quiet, to_run_again=again, ray=ray)
     methods = method or [
         name for name, known in METHODS.items() if (known.settings.keys() & {"c", "lam"} if climb else known.search)
     ]
+    asked = benchmark, methods, seed or [0], fields
+    if shard is not None:
+        with suppress(runs.SomeDiverged):  # a search leaves those settings out
+            show_runs(runs.shard_of(grid(*asked, values), shard), options, None, to_go_on=())
+        return say("When all shards are there, the same command without --shard chooses.")
     try:
-        outcome = search_settings(benchmark, methods, seed or [0], fields, options, file, Terminal(), values, climb)
+        outcome = search_settings(*asked, options, file, Terminal(), values, climb, tpe)
     except runs.Stopped as stopped:
         raise end_stopped(stopped, sys.argv[1:]) from None
     for name in dict.fromkeys(methods):
         if lacking := [setting for setting in values if setting not in METHODS[name].settings]:
             say(f"{', '.join(lacking)} is not a setting of {name}: searched without it")
         say(chosen_line(outcome, name))
+    return None
 
 
 def show_runs(configs: Sequence[Any], options: Any, against: Any, to_go_on: Sequence[str] = ("--resume",)) -> None:

@@ -179,8 +179,8 @@ def _download(address: str, into: Path, progress: bool, most: int) -> Path:
     files = pooch.create(into, base_url=f"{base}/", registry={name: None}, retry_if_failed=_RETRIES)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    hidden = not (progress and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as shown:
+    console.quiet = not (progress and console.is_terminal)  # rich before 15 ends even a disabled bar with a line
+    with Progress(*columns, console=console, transient=True, disable=console.quiet) as shown:
         downloader = pooch.HTTPDownloader(
             progressbar=_Bar(shown, name, most),
             chunk_size=1 << 16,

@@ -419,4 +419,4 @@ MEMORY = 1 << 20  # where in the seeds' space the choice of memories lies: beyon
 
 def position_seed(*numbers: int) -> int:
     """One seed for a place in a run: neighbouring places get unrelated ones."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1

@@ -50,8 +50,11 @@ def unwatched(what: str, done: float, total: float) -> None:
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Watch]:
     """A :data:`Watch` that draws bars in a terminal, and nothing elsewhere."""
+    if not console.is_terminal:
+        yield unwatched
+        return
     columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
 
         def watch(what: str, done: float, total: float) -> None:
             if not bar.tasks or bar.tasks[-1].description != what:

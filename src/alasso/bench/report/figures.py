@@ -5,7 +5,7 @@ Each figure is a function of a list of results: None where what it shows was not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from alasso.bench import metrics
 from alasso.bench.config import RunConfig, count_of
 from alasso.bench.io import disk_errors_as_advice
-from alasso.bench.registry import Look
+from alasso.bench.registry import METHODS, Look, label_of
 from alasso.bench.report.aggregate import DECOUPLED, Array, Curve, Group, mean_and_deviation, over_shared_seeds
 from alasso.bench.report.sections import Section, differences, evenly, one_section, sections, without_seed
 from alasso.bench.report.style import INK, Line, draw_lines, new_figure, safe, seeds_note, style, tick_places, titled
@@ -30,6 +30,7 @@ SHADES = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151")
 BAR_METHODS = ("single-task", "ewc", "si", "alasso")
 EVERY = 5  # bars at every fifth task, as in the paper
 MOST_NAMED = 3  # runs that a figure says it does not draw
+LEAST_VALUES = 3  # of a setting that make a line
 MOST_A = 25  # values of a that stand side by side
 
 
@@ -64,7 +65,7 @@ def memory(results: Sequence[Result]) -> Figure | None:
 def decoupling_groups(section: Section) -> list[Group]:
     """ALASSO with decoupling and the one without that equals it in all else; nothing if there is no such pair."""
     alike: dict[tuple[str, ...], list[Group]] = {}  # by all that decoupling does not change
-    of_alasso = [(group, _but_for_decoupling(group.config)) for group in section.groups if group.method == "alasso"]
+    of_alasso = [(group, _but_for(group.config, DECOUPLED)) for group in section.groups if group.method == "alasso"]
     for group, rest in of_alasso:
         alike.setdefault(rest, []).append(group)
     coupled = [(group, rest) for group, rest in of_alasso if group.variant == "no decoupling"]
@@ -72,8 +73,8 @@ def decoupling_groups(section: Section) -> list[Group]:
     return over_shared_seeds(min(pairs, key=lambda pair: pair[0] is not section.standard["alasso"], default=[]))
 
 
-def _but_for_decoupling(config: RunConfig) -> tuple[str, ...]:
-    return tuple(f"{name}={value!r}" for name, value in without_seed(config).items() if name not in DECOUPLED)
+def _but_for(config: RunConfig, names: Container[str]) -> tuple[str, ...]:
+    return tuple(f"{name}={value!r}" for name, value in without_seed(config).items() if name not in names)
 
 
 def has_memory(config: RunConfig) -> bool:
@@ -276,6 +277,49 @@ def _differ_in_a_alone(config: RunConfig, standard: RunConfig) -> bool:
     return set(differences(config, standard)) <= ({"a", "epsilon"} if symmetric else {"a"})
 
 
+# -- accuracy by strength -------------------------------------------------------------------------------------------
+
+
+@style()
+def strength(results: Sequence[Result]) -> Figure | None:
+    """Mean accuracy by each method's strength (c or λ) and by its damping ξ: how wide is the range that works?"""
+    section = one_section(results)
+    strengths = {**by_one_setting(section, "c"), **by_one_setting(section, "lam")}
+    panels = [one for one in ((strengths, True), (by_one_setting(section, "xi"), False)) if one[0]]
+    if not panels:
+        return None
+    figure, several = new_figure(4.4 * len(panels) + 0.4, 3.4, columns=len(panels))
+    for axes, (found, is_strength) in zip(several, panels, strict=True):
+        axes.set_xscale("log")
+        lines = []
+        for (method, name), groups in found.items():
+            usual = METHODS[method].settings[name] if is_strength else 1.0
+            x = np.array([group.config.settings[name] / usual for group in groups])
+            of_seeds = [mean_and_deviation(np.array(group.measures["A"], dtype=float)) for group in groups]
+            mean, deviation = (np.array(part, dtype=float) for part in zip(*of_seeds, strict=True))
+            lines.append(Line(label_of(method), x, mean, deviation, METHODS[method].look))
+        draw_lines(axes, lines)
+        axes.set_xlabel("strength (c or λ) / its default" if is_strength else "damping ξ")
+        shown = [group for groups in found.values() for group in groups]
+        titled(axes, f"By {'strength' if is_strength else 'ξ'}: {section.title}", seeds_note(shown))
+    several[0].set_ylabel("mean accuracy after all tasks")
+    return figure
+
+
+def by_one_setting(section: Section, name: str) -> dict[tuple[str, str], list[Group]]:
+    """(method, setting) → its groups by the setting's number, where three or more differ in it alone."""
+    alike: dict[tuple[str, ...], list[Group]] = {}
+    for group in section.groups:
+        value = group.config.settings.get(name)
+        if group.method in METHODS and isinstance(value, int | float) and value > 0:
+            alike.setdefault(_but_for(group.config, (name,)), []).append(group)
+    largest: dict[tuple[str, str], list[Group]] = {}
+    for groups in sorted(alike.values(), key=len):
+        if len(groups) >= LEAST_VALUES:
+            largest[groups[0].method, name] = sorted(groups, key=lambda group: float(group.config.settings[name]))
+    return {key: largest[key] for key in sorted(largest, key=lambda key: list(METHODS).index(key[0]))}
+
+
 # -- files --------------------------------------------------------------------------------------------------------
 
 Draw = Callable[[Sequence[Result]], "Figure | None"]
@@ -287,6 +331,7 @@ OF_A_SECTION: tuple[tuple[str, Draw, str], ...] = (
     ("every-fifth-task", task_bars, "fewer than five tasks, or none of single-task, ewc, si, alasso"),
     ("decoupling", decoupling, "no alasso both with and without decoupling (a_prime=a, c_prime=c)"),
     ("memory", memory, "no run of alasso-memory or vcl-coreset"),
+    ("strength", strength, "no method with three strengths (c, lam) or dampings (xi)"),
 )
 #: Figures of all results.
 OF_ALL: tuple[tuple[str, Draw, str], ...] = (("sensitivity", sensitivity, "no alasso runs that differ in a alone"),)

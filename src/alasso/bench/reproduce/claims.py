@@ -1,9 +1,11 @@
 """The paper's claims as data, the verdict on each, and how both are put in words.
 
-A claim *holds* where the mean over seeds meets its bar, and *does not hold* where it misses it. Where the mean lies
-nearer to the bar than one standard error of the mean, on either side, the seeds do not decide: *within noise*. With one
-seed there is no standard error, and the verdict says how many seeds it rests on. Where results give no number, as a
-share of nothing, there is no verdict either: *not computable*.
+A claim *holds* where its whole interval over seeds meets its bar, and *does not hold* where its whole interval misses
+it; anything else, and one seed, is *undecided*. So a claim of an order is tested against zero, one of at least so much
+against that bar, one of a number near the paper's against both ends of its bar; and one about several runs holds where
+each of its comparisons does. The interval shown has 95 %. The one that decides is wider: by Holm's correction, all
+verdicts on the counted claims together are right with 95 %. Claims in brackets decide by the 95 % interval. Where
+results give no number, as a share of nothing, there is no verdict: *not computable*.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,15 @@ from alasso.bench import schema
 from alasso.bench.config import count_of, nearest
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.experiments import Evidence, Experiment, NotRun, config_of, no_seed_in_common
+from alasso.bench.reproduce.intervals import ALPHA, holm
 from alasso.bench.reproduce.statistics import COMPUTATIONS, Finding, check_arguments, references_in
 from alasso.errors import AlassoError
 
-HOLDS, WITHIN_NOISE, DOES_NOT_HOLD = "holds", "within noise", "does not hold"
-NOT_COMPUTABLE, NOT_RUN = "not computable", "not run"
-VERDICTS = (HOLDS, WITHIN_NOISE, DOES_NOT_HOLD, NOT_COMPUTABLE, NOT_RUN)
-#: What the small version says in their place: it gives no verdict on the paper.
-IN_SMALL = {HOLDS: "seen", DOES_NOT_HOLD: "not seen"}
+HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
+NOT_COMPUTABLE, NOT_RUN = "not computable", "planned"
+VERDICTS = (HOLDS, DOES_NOT_HOLD, UNDECIDED, NOT_COMPUTABLE, NOT_RUN)
+#: Marks a claim that its own 95 % interval decides, and all claims together do not.
+ALONE = "‡"
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Claim:
         at_least: The bar's lower end.
         at_most: The bar's upper end.
         note: What to know where it does not hold; a paragraph a line.
-        quick: Whether the small version can say something about it.
-        counted: False for what repeats another claim with another choice of what the paper leaves open.
+        counted: False for what repeats another claim with another choice of what the paper leaves open, and for what
+            goes beyond the paper.
     """
 
     id: str
@@ -61,7 +64,6 @@ class Claim:
     at_least: float = -math.inf
     at_most: float = math.inf
     note: str = ""
-    quick: bool = False
     counted: bool = True
 
     @property
@@ -124,6 +126,7 @@ class Judged:
         claim: The claim.
         verdict: One of :data:`VERDICTS`.
         finding: What was computed; None where it could not be.
+        alone: The verdict by its own 95 % interval, whatever the other claims.
         missing: Runs that were not run.
         apart: Runs that are there, but with no seed in common.
         edition: Edition of the data, where it is not the published one.
@@ -133,6 +136,7 @@ class Judged:
     claim: Claim
     verdict: str
     finding: Finding | None = None
+    alone: str = ""
     missing: Sequence[str] = ()
     apart: Sequence[str] = ()
     edition: str = ""
@@ -140,14 +144,14 @@ class Judged:
 
 
 def judge(claim: Claim, evidence: Evidence) -> Judged:
-    """Gives a verdict.
+    """Gives a verdict by the claim's own interval.
 
     Args:
         claim: The claim.
         evidence: What is known of its runs.
 
     Returns:
-        The claim with its verdict.
+        The claim with its verdict, whatever the other claims.
 
     Raises:
         AlassoError: The computation cannot be made from the claim's arguments.
@@ -164,22 +168,45 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise AlassoError(f"{claim.id} cannot be computed from {dict(claim.arguments)}: {error}") from error
     edition, diverged = evidence.edition(claim.references), evidence.divergences(*claim.references)
-    return Judged(claim, verdict_on(claim, finding), finding, edition=edition, diverged=diverged)
+    alone = verdict_on(claim, finding)
+    return Judged(claim, alone, finding, alone, edition=edition, diverged=diverged)
 
 
 def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[Judged]:
-    """Gives every claim its verdict; see :func:`judge`."""
-    return [judge(claim, evidence) for claim in claims]
+    """Gives every claim its verdict: all counted ones, also those without results, share one probability of an error.
+
+    Args:
+        claims: All claims.
+        evidence: What is known of their runs.
+
+    Returns:
+        Each with its verdict.
+
+    Raises:
+        AlassoError: A computation cannot be made.
+    """
+    judged = [judge(claim, evidence) for claim in claims]
+    counted = [one for one in judged if one.claim.counted]
+
+    def verdict_at(alpha: float, one: Judged) -> str:
+        return verdict_on(one.claim, one.finding, alpha) if one.finding else one.verdict
+
+    def decided_at(alpha: float) -> int:
+        return sum(verdict_at(alpha, one) in (HOLDS, DOES_NOT_HOLD) for one in counted)
+
+    alpha = holm(decided_at, len(counted))
+    return [replace(one, verdict=verdict_at(alpha, one)) if one.claim.counted else one for one in judged]
 
 
-def verdict_on(claim: Claim, finding: Finding) -> str:
-    """Compares what was found with the bar."""
+def verdict_on(claim: Claim, finding: Finding, alpha: float = ALPHA) -> str:
+    """Compares the interval of what was found with the bar."""
     if math.isnan(finding.value):  # which misses every bar, and says nothing on the claim
         return NOT_COMPUTABLE
-    margin = claim.margin(finding.value)
-    if finding.error is not None and abs(margin) < finding.error:
-        return WITHIN_NOISE
-    return HOLDS if margin > 0 or (margin == 0 and not claim.strict) else DOES_NOT_HOLD
+    low, high = finding.interval(alpha)
+    if low >= claim.at_least and high <= claim.at_most and not (claim.strict and low == 0):
+        return HOLDS
+    missed = high < claim.at_least or low > claim.at_most or (claim.strict and high <= 0)
+    return DOES_NOT_HOLD if missed else UNDECIDED
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -187,15 +214,12 @@ def verdict_on(claim: Claim, finding: Finding) -> str:
 OWN_FIELDS = [one.name for one in fields(Claim) if one.name != "arguments"]
 
 
-def read_claims(
-    folder: Path, experiments: Mapping[str, Experiment], *, quick: bool = False
-) -> tuple[list[Claim], list[Untested]]:
+def read_claims(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[list[Claim], list[Untested]]:
     """Reads ``claims.toml``; checks every name in it, so that no claim fails only after hours of running.
 
     Args:
         folder: The folder of the paper.
         experiments: All experiments by id.
-        quick: Only claims on which the small version can say something.
 
     Returns:
         The claims, and the statements that are not judged.
@@ -209,7 +233,7 @@ def read_claims(
         if any(isinstance(raw.get(name), dict) for name in ("claim", "untested")):
             raise AlassoError("write [[claim]] and [[untested]]")
         schema.CLAIMS(raw, "")
-        claims = [_claim(one, experiments) for one in raw.get("claim", ()) if not quick or one.get("quick")]
+        claims = [_claim(one, experiments) for one in raw.get("claim", ())]
         untested = [Untested(**one) for one in raw.get("untested", ())]
     except AlassoError as error:
         raise AlassoError(f"{path}: {error}") from error
@@ -242,9 +266,9 @@ def _claim(raw: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> Cla
 # -- in words -----------------------------------------------------------------------------------------------------
 
 
-def verdict_in_words(one: Judged, *, quick: bool = False) -> str:
-    """In brackets where it is not counted: it repeats another claim."""
-    words = IN_SMALL.get(one.verdict, one.verdict) if quick else one.verdict
+def verdict_in_words(one: Judged) -> str:
+    """In brackets where it is not counted; marked where only the other claims leave it open."""
+    words = one.verdict if one.alone in ("", one.verdict) else f"{one.verdict} {ALONE}"
     return words if one.claim.counted else f"({words})"
 
 
@@ -256,6 +280,14 @@ def by_topic(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
     for one in judged:
         found.setdefault(editions.get(one.claim.topic, one.claim.topic), []).append(one)
     return found
+
+
+def interval_shown(one: Judged) -> str:
+    """The 95 % interval; empty where there is none."""
+    if one.finding is None or one.finding.count < 2 or math.isnan(one.finding.value):
+        return "–"
+    low, high = one.finding.interval()
+    return f"{number(low)} to {number(high)}"
 
 
 def shown(finding: Finding | None, digits: int = 3) -> str:
@@ -290,9 +322,15 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     of_many = {HOLDS: "hold", DOES_NOT_HOLD: "do not hold"}  # the others are the same of one and of many
     found = {verdict: count for verdict, count in tally(judged).items() if count}
     parts = [f"{count} {verdict if count == 1 else of_many.get(verdict, verdict)}" for verdict, count in found.items()]
+    open_alone = Counter(one.alone for one in judged if ALONE in verdict_in_words(one))
+    by_itself = [
+        f"{count} more {verdict if count == 1 else of_many[verdict]}"
+        for verdict, count in sorted(open_alone.items(), reverse=True)
+    ]
+    alone = f" Each judged by itself, {' and '.join(by_itself)}." if by_itself else ""
     others = len(judged) - sum(found.values())
     more = f" In brackets, not counted: {others}." if others else ""
-    return f"Of {count_of(sum(found.values()), 'claim')}: {', '.join(parts)}.{more}"
+    return f"Of {count_of(sum(found.values()), 'claim')}: {', '.join(parts)}.{alone}{more}"
 
 
 def missing_lines(judged: Iterable[Judged], most: int = 4) -> list[str]:

@@ -1,7 +1,7 @@
 """``REPRODUCTION.md`` from its template and the results: prose from a file, every number from a result.
 
 In the template ``{{name argument …}}`` is replaced by what the method of that name of :class:`Document` finds, with
-hyphens for underscores. A number whose results are not there is "not run", or "diverged" where its runs diverged.
+hyphens for underscores. A number whose results are not there is "planned", or "diverged" where its runs diverged.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from alasso.bench.report.aggregate import Mean, mean_of
 from alasso.bench.report.style import number
 from alasso.bench.reproduce.claims import (
     DOES_NOT_HOLD,
+    HOLDS,
     NOT_RUN,
-    WITHIN_NOISE,
+    UNDECIDED,
+    VERDICTS,
     Judged,
     Untested,
     by_topic,
+    interval_shown,
     missing_lines,
     not_computable_lines,
     shown,
     shown_of,
+    tally,
     tally_sentence,
     verdict_in_words,
 )
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DIRECTIVE = re.compile(r"\{\{\s*([^\s{}]+)\s*([^{}]*?)\s*\}\}")
+DECIDED = (HOLDS, DOES_NOT_HOLD)
 MEASURES = (("A", "A"), ("F", "F"), ("I", "I"), ("std", "std over tasks"), ("first_task", "first task"))
 #: Figures of results and of probes, by name.
 OF_RESULTS = {name: draw for name, draw, _ in (*figures.OF_A_SECTION, *figures.OF_ALL)}
@@ -109,23 +114,35 @@ class Document:
         """How many claims have which verdict."""
         return tally_sentence(self.judged)
 
-    def verdicts(self) -> str:
-        """Every claim with its verdict."""
-        rows = [["claim", "in the paper", "paper", "ours", "bar", "verdict"]]
-        for topic, claims in by_topic(self.judged).items():
-            rows.append([f"**{topic}**", "", "", "", "", ""])
+    def topics(self) -> str:
+        """How many counted claims of each topic have which verdict."""
+        of_topics = {topic: tally(claims) for topic, claims in by_topic(self.judged).items()}
+        shown = {topic: counts for topic, counts in of_topics.items() if any(counts.values())}
+        verdicts = [verdict for verdict in VERDICTS if any(counts[verdict] for counts in shown.values())]
+        rows = [["claims on", *verdicts]]
+        rows += [[topic, *(str(counts[verdict] or "–") for verdict in verdicts)] for topic, counts in shown.items()]
+        return markdown_table(rows, right=range(1, len(rows[0])))
+
+    def verdicts(self, which: str = "all") -> str:
+        """Claims with their verdicts: all, the decided or the open ones."""
+        judged = [one for one in self.judged if which == "all" or (one.verdict in DECIDED) == (which == "decided")]
+        rows = [["claim", "in the paper", "paper", "ours", "95 % interval", "bar", "verdict"]]
+        for topic, claims in by_topic(judged).items():
+            rows.append([f"**{topic}**", *[""] * 6])
             for one in claims:
                 words = verdict_in_words(one)
                 verdict = f"**{words}**" if one.verdict == DOES_NOT_HOLD else words
-                claim = one.claim
-                rows.append([claim.says, claim.where, claim.of_paper(), shown_of(one), claim.bar(), verdict])
-        some = dict.fromkeys(one.diverged for one in self.judged if one.finding and one.diverged)
+                claim, found = one.claim, (shown_of(one), interval_shown(one))
+                rows.append([claim.says, claim.where, claim.of_paper(), *found, claim.bar(), verdict])
+        some = dict.fromkeys(one.diverged for one in judged if one.finding and one.diverged)
         notes = [f"† {diverged}. What is found is of the other seeds." for diverged in some]
-        return "\n\n".join([markdown_table(rows, right=(2, 3, 4)), *notes])
+        return "\n\n".join([markdown_table(rows, right=(2, 3, 4, 5)), *notes])
 
     def not_holding(self) -> str:
-        """Claims that do not hold or are within noise: by how much, and what was tried."""
-        short = [one for one in self.judged if one.verdict in (DOES_NOT_HOLD, WITHIN_NOISE)]
+        """Claims that do not hold, and undecided ones of which there is something to say."""
+        short = [
+            one for one in self.judged if one.verdict == DOES_NOT_HOLD or (one.verdict == UNDECIDED and one.claim.note)
+        ]
         lines: list[str] = []
         for topic, claims in by_topic(short).items():
             lines += ["", f"**{topic}**", "", *(line for one in claims for line in _falling_short(one))]
@@ -167,14 +184,19 @@ class Document:
     def table(self, *names: str) -> str:
         """Every run of some experiments with its measures."""
         rows = [["run", *(heading for _, heading in MEASURES), "seeds"]]
+        planned = []
         for reference in self._references(names):
             group, diverged = self.evidence.group(reference), self.evidence.how_it_diverged(reference)
-            numbers = [diverged or NOT_RUN, *[""] * len(MEASURES)]
+            run = reference.partition("/")[2]
             if group is not None:
                 means = [_spread(mean_of(group.measures[key])) for key, _ in MEASURES]
-                numbers = [*means, _beside(str(len(group.results)), diverged)]
-            rows.append([reference.partition("/")[2], *numbers])
-        return markdown_table(rows, right=range(1, len(rows[0])))
+                rows.append([run, *means, _beside(str(len(group.results)), diverged)])
+            elif diverged:
+                rows.append([run, diverged, *[""] * len(MEASURES)])
+            else:
+                planned.append(run)
+        waiting = [f"Planned, without results yet: {', '.join(planned)}."] if planned else []
+        return "\n\n".join([markdown_table(rows, right=range(1, len(rows[0]))), *waiting])
 
     def _experiments(self, names: Sequence[str]) -> list[Experiment]:
         known = self.evidence.experiments

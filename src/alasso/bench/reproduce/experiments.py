@@ -9,6 +9,7 @@ several to a JSON-lines file. Both are read alike; of two results of one run the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,16 +21,16 @@ from typing import Any
 from alasso.bench import probe
 from alasso.bench.config import RunConfig, nearest
 from alasso.bench.data.editions import short
+from alasso.bench.io import write_whole
 from alasso.bench.metrics import same_stream
 from alasso.bench.registry import BENCHMARKS
 from alasso.bench.report.aggregate import MEASURES, Group, groups
 from alasso.bench.results import DIVERGED, Divergence, Result, read_file, read_note, result_files
-from alasso.bench.schema import EXPERIMENT, MOST_RUNS, read_toml
+from alasso.bench.schema import EXPERIMENT, MOST_RUNS, read_text, read_toml
 from alasso.errors import AlassoError
 
 Values = dict[int, float]  # seed → value
 PAPER = Path("paper")
-PROBE = ("weights", "offsets", "span", "examples")
 AS_PUBLISHED = ("official", "scikit-learn")
 
 
@@ -50,7 +51,6 @@ class Experiment:
         cost: How long it takes, in words.
         fields: What all its runs change.
         probe: What to measure of single weights after the first task, instead of training to the end.
-        quick: What the small version on a CPU changes; None: it has none.
         order: Experiments are run and listed in this order.
     """
 
@@ -63,7 +63,6 @@ class Experiment:
     cost: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     probe: Mapping[str, Any] | None = None
-    quick: Mapping[str, Any] | None = None
     order: int = 0
 
     @cached_property
@@ -111,17 +110,6 @@ class Experiment:
         """Names of the data sets it needs."""
         return BENCHMARKS[self.benchmark].data
 
-    def in_small(self) -> Experiment:
-        """Makes the quick version: one seed, on the benchmark that needs no download.
-
-        Returns:
-            An experiment with the same runs.
-        """
-        changes = dict(self.quick or {})
-        benchmark = changes.pop("benchmark", self.benchmark)
-        probed = self.probe and {**self.probe, **{name: changes.pop(name) for name in PROBE if name in changes}}
-        return replace(self, benchmark=benchmark, seeds=1, fields={**self.fields, **changes}, probe=probed)
-
 
 def find_paper(folder: Path | None = None) -> Path:
     """Finds the folder of experiments and claims.
@@ -144,12 +132,11 @@ def find_paper(folder: Path | None = None) -> Path:
     return folder
 
 
-def read_experiments(folder: Path, *, quick: bool = False) -> dict[str, Experiment]:
+def read_experiments(folder: Path) -> dict[str, Experiment]:
     """Reads all experiments.
 
     Args:
         folder: The folder that :func:`find_paper` finds.
-        quick: The small versions of those that have one.
 
     Returns:
         Experiments by id, in their order.
@@ -158,8 +145,6 @@ def read_experiments(folder: Path, *, quick: bool = False) -> dict[str, Experime
         AlassoError: A file is no description of an experiment.
     """
     found = [_read(path) for path in sorted((folder / "experiments").glob("*.toml"))]
-    if quick:
-        found = [one.in_small() for one in found if one.quick is not None]
     return {one.id: one for one in sorted(found, key=lambda one: (one.order, one.id))}
 
 
@@ -168,11 +153,10 @@ def _read(path: Path) -> Experiment:
     try:
         EXPERIMENT(raw, "")
         experiment = Experiment(id=path.stem, **raw)
-        for one in (experiment, experiment.in_small()) if experiment.quick is not None else (experiment,):
-            if one.seeds * len(one.runs) > MOST_RUNS:
-                raise AlassoError(f"{len(one.runs)} runs of {one.seeds} seeds are more than {MOST_RUNS:,}")
-            one.configs()  # which refuses unknown names and values out of range
-            probe.Plan(**one.probe or {})
+        if experiment.seeds * len(experiment.runs) > MOST_RUNS:
+            raise AlassoError(f"{len(experiment.runs)} runs of {experiment.seeds} seeds are more than {MOST_RUNS:,}")
+        experiment.configs()  # which refuses unknown names and values out of range
+        probe.Plan(**experiment.probe or {})
     except (AlassoError, TypeError) as error:  # a name of a probe that there is not
         said = re.sub(r"^\w+\.__init__\(\) ", "", str(error))
         raise AlassoError(f"{path}: {said}") from error
@@ -386,6 +370,40 @@ class Evidence:
         own = {name: editions - set(AS_PUBLISHED) for name, editions in sorted(self.editions(references).items())}
         said = {name: " and ".join(sorted(of)) if len(of) > 1 else short(*of) for name, of in own.items() if of}
         return ", ".join(f"{name} {edition}" for name, edition in said.items())
+
+
+def pack(experiments: Iterable[Experiment], evidence: Evidence, out: Path) -> int:
+    """Moves results from files of their own into one file an experiment, a line each; a run's older line goes.
+
+    Args:
+        experiments: Those whose results are moved; a run that several have goes to the first.
+        evidence: What the folder holds.
+        out: The folder.
+
+    Returns:
+        How many were moved.
+
+    Raises:
+        AlassoError: A file of lines is damaged, or the folder takes no files.
+    """
+    single, moved = {path.stem: path for path in out.glob("*.json")}, 0
+    for one in experiments:
+        own = {result.name: result for result in evidence.results_of(one.references) if result.name in single}
+        if not own:
+            continue
+        file, lines = out / f"{one.id}.jsonl", []
+        if file.exists():
+            there = [line for line in read_text(file).split("\n") if line.strip()]
+            for line, found in zip(there, read_file(file), strict=True):
+                if isinstance(found, AlassoError):
+                    raise found
+                lines += [] if found.name in own else [line]
+        lines += [json.dumps(result.to_json(), separators=(",", ":")) for result in own.values()]
+        write_whole(file, "".join(f"{line}\n" for line in lines).encode())
+        for name in own:
+            single.pop(name).unlink()
+        moved += len(own)
+    return moved
 
 
 def run_of(path: Path) -> str:

@@ -87,19 +87,27 @@ class Plan:
         return " and ".join(count_of(count, kind) for count, kind in counts if count)
 
 
-def make_plan(experiments: Iterable[Experiment], evidence: Evidence, seeds: int | None = None) -> Plan:
+def make_plan(
+    experiments: Iterable[Experiment], evidence: Evidence, seeds: int | None = None, shard: str | None = None
+) -> Plan:
     """Finds out what is missing.
 
     Args:
         experiments: Those to carry out.
         evidence: What is there.
         seeds: How many seeds of each run; None: as many as each experiment asks for.
+        shard: Which share of all runs, done or not, as ``I/N``; None takes all.
 
     Returns:
         The plan.
+
+    Raises:
+        AlassoError: There is no such shard.
     """
     experiments = list(experiments)
-    trained = [(one.id, config) for one in experiments if one.probe is None for config in one.configs(seeds)]
+    share = {config.name for config in sweep.shard_of([c for one in experiments for c in one.configs(seeds)], shard)}
+    configs = {one.id: [config for config in one.configs(seeds) if config.name in share] for one in experiments}
+    trained = [(one.id, config) for one in experiments if one.probe is None for config in configs[one.id]]
     wanted = {config.name: config for _, config in trained}
     early = {
         name: config for name, config in wanted.items() if config.seed in evidence.ended_early.get(config.hash, {})
@@ -112,8 +120,8 @@ def make_plan(experiments: Iterable[Experiment], evidence: Evidence, seeds: int 
         users = list(dict.fromkeys(user for user, config in trained if part_title(config) == title))
         parts.append(Part(title, missing, len(own) - len(missing), users))
     probed = [one for one in experiments if one.probe is not None]
-    probes = [probe for one in probed for probe in _missing_probes(one, evidence, seeds)]
-    there = sum(len(one.configs(seeds)) for one in probed) - len(probes)
+    probes = [probe for one in probed for probe in _missing_probes(one, evidence, seeds) if probe.config.name in share]
+    there = sum(len(configs[one.id]) for one in probed) - len(probes)
     return Plan(parts, probes, there, list(early.values()))
 
 

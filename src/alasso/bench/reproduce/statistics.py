@@ -2,8 +2,9 @@
 
 Each takes the evidence and the arguments that the claim's file gives, and returns a :class:`Finding`. Runs are compared
 seed by seed, over the seeds that all in the comparison have; of several comparisons the least or the largest counts,
-by what each comes to. Which run is the best of several is decided by the means over the seeds that all have, so that
-no seed picks its own winner; the winner counts with all its seeds.
+by what each comes to, and all of them make the interval (:mod:`~alasso.bench.reproduce.intervals`). Which run is the
+best of several is decided by the means over the seeds that all have, so that no seed picks its own winner; the winner
+counts with all its seeds.
 """
 
 from __future__ import annotations
@@ -24,14 +25,38 @@ from alasso.bench.config import count_of
 from alasso.bench.probe import Measured
 from alasso.bench.report.aggregate import Array, Mean, mean_of, paired
 from alasso.bench.reproduce.experiments import Evidence, Values
+from alasso.bench.reproduce.intervals import (
+    ALPHA,
+    Interval,
+    interval_of,
+    interval_of_largest,
+    interval_of_smallest,
+)
 from alasso.errors import AlassoError
 
 
 @dataclass(frozen=True)
 class Finding(Mean):
-    """What a computation comes to: a mean over seeds, and what to know about it."""
+    """What a computation comes to: a mean over seeds, and what to know about it.
+
+    Args:
+        note: What to know.
+        least_of: All means of which this is the smallest.
+        most_of: All means of which this is the largest.
+    """
 
     note: str = ""
+    least_of: Sequence[Mean] = ()
+    most_of: Sequence[Mean] = ()
+
+    def interval(self, alpha: float = ALPHA) -> Interval:
+        """Where the true value lies, with a probability of 1 − α."""
+        if self.least_of:
+            return interval_of_smallest(self.least_of, alpha)
+        return interval_of_largest(self.most_of, alpha) if self.most_of else interval_of(self, alpha)
+
+
+NO_DISTANCE = Mean(0.0, 0.0, 2)  # nothing lies nearer, whatever the seeds
 
 
 def over_seeds(values: Values, note: str = "") -> Finding:
@@ -64,7 +89,7 @@ def smallest(evidence: Evidence, pairs: Iterable[tuple[str, str]], measure: str,
     gaps = [
         gap(evidence, high, low, measure, note.format(low=run_name(low), high=run_name(high))) for low, high in pairs
     ]
-    return min(gaps, key=lambda finding: finding.value)
+    return replace(min(gaps, key=lambda finding: finding.value), least_of=gaps)
 
 
 def best_of(evidence: Evidence, references: Sequence[str], measure: str) -> str:
@@ -110,7 +135,8 @@ def order(evidence: Evidence, *, rising: Sequence[Sequence[str]], measure: str =
 def best(evidence: Evidence, *, among: Sequence[str], measure: str = "A") -> Finding:
     """The best of several runs."""
     top = best_of(evidence, among, measure)
-    return replace(mean(evidence, of=top, measure=measure), note=f"best: {run_name(top)}")
+    means = [mean(evidence, of=reference, measure=measure) for reference in among]
+    return replace(mean(evidence, of=top, measure=measure), note=f"best: {run_name(top)}", most_of=means)
 
 
 def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Finding:
@@ -120,22 +146,24 @@ def spread(evidence: Evidence, *, over: Sequence[str], measure: str = "A") -> Fi
         gap(evidence, high, low, measure, f"from {run_name(low)} to {run_name(high)}")
         for low, high in permutations(over, 2)
     ]
-    return max(ranges, key=lambda finding: finding.value)
+    return replace(max(ranges, key=lambda finding: finding.value), most_of=[*ranges, NO_DISTANCE])
 
 
 def gain_of_best(evidence: Evidence, *, among: Sequence[str], less: str, measure: str = "A") -> Finding:
     """The best of several runs less another one."""
     evidence.measured([*among, less], measure)
     top = best_of(evidence, among, measure)
-    return gap(evidence, top, less, measure, f"best: {run_name(top)}")
+    gains = [gap(evidence, reference, less, measure) for reference in among]
+    return replace(gap(evidence, top, less, measure, f"best: {run_name(top)}"), most_of=gains)
 
 
 def largest_deviation(evidence: Evidence, *, table: Mapping[str, float], measure: str = "A") -> Finding:
     """How far the run that lies farthest from the paper's table lies from it."""
     found = {ref: over_seeds(values) for ref, values in evidence.measured(list(table), measure).items()}
     shown = ", ".join(f"{run_name(ref)}: {of_run.value:.3f}" for ref, of_run in found.items())
-    away = [replace(of_run, value=abs(of_run.value - table[ref]), note=shown) for ref, of_run in found.items()]
-    return max(away, key=lambda finding: finding.value)
+    above = [replace(of_run, value=of_run.value - table[ref], note=shown) for ref, of_run in found.items()]
+    away = [*above, *(replace(one, value=-one.value) for one in above)]
+    return replace(max(away, key=lambda finding: finding.value), most_of=[*away, NO_DISTANCE])
 
 
 def smaller_loss(
@@ -149,7 +177,7 @@ def smaller_loss(
         own, other = paired(values[of[1]], values[of[0]]), paired(values[after], values[before])
         losses = f"loses {over_seeds(own).value:.3f}; {run_name(before)} loses {over_seeds(other).value:.3f}"
         found.append(over_seeds(paired(own, other), losses))
-    return min(found, key=lambda finding: finding.value)
+    return replace(min(found, key=lambda finding: finding.value), least_of=found)
 
 
 def recovered(evidence: Evidence, *, of: str, floor: str, ceiling: str, measure: str = "A") -> Finding:

@@ -29,6 +29,10 @@ class Stopped(Exception):
     """The user asked to stop; the run is saved up to the place the message names."""
 
 
+class Pruned(Exception):
+    """The run is not worth finishing; an observer raises it."""
+
+
 AT_ONCE = 1.0  # seconds after the first Ctrl-C from which on a second one counts
 
 
@@ -116,10 +120,8 @@ class PlainLines(Observer):
             signal.raise_signal(signal.SIGINT)
 
 
-class Bars(Observer):
-    """Live bars in a terminal: one for all runs, one for the run that is on."""
-
-    wants_epochs = True
+class Bars:
+    """Live bars in a terminal: one for all runs, one for each run that is on."""
 
     def __init__(self, console: Console, runs: int) -> None:
         # On a narrow terminal the words matter more than the bar.
@@ -133,14 +135,24 @@ class Bars(Observer):
         )
         self.runs = runs
         self.overall = self.bars.add_task("all runs", total=runs, note="", visible=runs > 1)
-        self.current = self.bars.add_task("", total=1, note="")
+
+    def done(self, number: int) -> None:
+        self.bars.update(self.overall, completed=number, note=f"{number} of {self.runs} done")
+
+
+class RunBar(Observer):
+    """One run's live bar, until it is closed."""
+
+    wants_epochs = True
+
+    def __init__(self, bars: Bars, label: str) -> None:
+        self.bars = bars.bars
+        self.current = self.bars.add_task(label, total=1, note="")
         self.loss = ""
         self.last_drawn = 0.0
 
-    def start_run(self, label: str, number: int) -> None:
-        self.bars.update(self.overall, completed=number, note=f"{number} of {self.runs} done")
-        self.bars.reset(self.current, description=label, note="")
-        self.loss = ""
+    def close(self) -> None:
+        self.bars.remove_task(self.current)
 
     def begin(self, config: RunConfig, stream: Stream, done: int, total: int) -> None:
         self.tasks = len(stream)

@@ -38,6 +38,7 @@ def run(
     stream: Stream | None = None,
     model: Callable[[], nn.Module] | None = None,
     out: Path | str | None = None,
+    checkpoints: Path | str | None = None,
     data_dir: Path | str | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -52,7 +53,8 @@ def run(
             weights, also on the number of threads.
         stream: Tasks in place of those that the config names.
         model: A function that makes a network, in place of the one that the config names.
-        out: Folder for the result, and for checkpoints until then; None writes nothing.
+        out: Folder for the result, and for checkpoints until then; None writes no result.
+        checkpoints: Folder for checkpoints, where there is no ``out``; they stay.
         data_dir: Folder with the data sets; a cache if None.
         device: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         resume: Whether to resume from the checkpoint, if there is one.
@@ -73,8 +75,9 @@ def run(
     place = torch_device(device)
     set_precision(config.precision)
     folder = Path(out) if out is not None else None
-    saved = results.checkpoint_path(config, folder) if folder else None
-    with taken(folder, config.name) if folder else nullcontext(), stop_on_request() as stop_requested:
+    held = folder or (Path(checkpoints) if checkpoints is not None else None)
+    saved = results.checkpoint_path(config, held) if held else None
+    with taken(held, config.name) if held else nullcontext(), stop_on_request() as stop_requested:
         if stream is None:
             stream = make_stream(config, Path(data_dir) if data_dir is not None else None, place)
         else:

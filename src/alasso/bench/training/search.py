@@ -1,6 +1,6 @@
 """A small search, on held-out training examples, whose outcome is a file: what was tried, what was chosen.
-``alasso run --settings FILE`` and :func:`chosen_settings` read it. It tries a grid, or climbs in the strength as
-:func:`alasso.tune` does.
+``alasso run --settings FILE`` and :func:`chosen_settings` read it. It tries a grid, climbs in the strength as
+:func:`alasso.tune` does, or asks Optuna.
 
 The paper says that each method uses settings optimised for itself. The search never sees the test examples: a sixth of
 each task's training examples is held out and measured on instead.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,10 +27,11 @@ from alasso.bench.io import check_file, write_whole
 from alasso.bench.registry import BENCHMARKS, METHODS, with_memory
 from alasso.bench.results import Result
 from alasso.bench.training import sweep
-from alasso.bench.training.run import torch_device
+from alasso.bench.training.trials import search_by_trials
 from alasso.errors import AlassoError
 
 SCHEMA = 1
+HELD_OUT = {"validation": True}
 
 
 def search(
@@ -41,8 +44,9 @@ def search(
     console: Console,
     values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     climb: int | None = None,
+    tpe: int | None = None,
 ) -> dict[str, Any]:
-    """Tries every combination of each method's values, or climbs in its strength.
+    """Tries every combination of each method's values, climbs in its strength, or asks Optuna.
 
     Methods not named keep what ``file`` says of them, and so do those named, of values that are not tried again, if the
     search was the same in all else.
@@ -57,6 +61,7 @@ def search(
         console: Shows progress.
         values: Values to try of some settings, in place of those that a method's own search has.
         climb: How many strengths to try at most, each next to the best so far, in place of a grid.
+        tpe: How many trials Optuna's TPE may suggest, between the values, in place of a grid.
 
     Returns:
         The outcome.
@@ -64,32 +69,38 @@ def search(
     Raises:
         AlassoError: Something asked for does not fit, or all runs of a method diverged.
     """
-    if benchmark == "split-folder":
-        raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
     check_file(file)
-    known(benchmark, BENCHMARKS, "benchmark")
     outcome = _read(file, benchmark)
     methods, seeds = list(dict.fromkeys(methods)), list(dict.fromkeys(seeds))
-    for method in methods:
-        known(method, METHODS, "method")
-    _refuse_unknown(values, methods)
-    measured = {**fields, "validation": True}
+    _refuse_unknown(benchmark, methods, values)
     spaces = {method: _strength(method) if climb else _space(method, values) for method in methods}
-    for method, space in spaces.items():  # before anything is run
-        if not space:
-            raise AlassoError(f"{method} has no settings to search for")
+
+    def configs_of(method: str, space: Mapping[str, Sequence[Any]]) -> list[RunConfig]:
+        return sweep.combinations(benchmark, [method], seeds, {**fields, **HELD_OUT}, dict(space))
 
     def searched(method: str, space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        configs = sweep.combinations(benchmark, [method], seeds, measured, dict(space))
-        return _searched(configs, list(spaces[method]), seeds, options, console)
+        return _searched(configs_of(method, space), list(spaces[method]), seeds, options, console)
 
     for method in methods:  # before anything is run
-        sweep.combinations(benchmark, [method], seeds, measured, {} if climb else spaces[method])
+        configs_of(method, {} if climb else spaces[method])
+
+    def asked(method: str, space: Mapping[str, Sequence[Any]], trials: int) -> dict[str, Any]:
+        whole = configs_of(method, space)
+        typed = {name: list(dict.fromkeys(config.settings[name] for config in whole)) for name in space}
+        preset = configs_of(method, {})[0].settings
+        configs, notes = search_by_trials(typed, preset, partial(configs_of, method), trials, options, console)
+        if not configs:
+            return {"tried": [], **notes}
+        return {**_searched(configs, list(space), seeds, replace(options, quiet=True), console), **notes}
+
     without: list[str] = []
     for method, space in spaces.items():
-        found = _climbed(searched, method, next(iter(space)), climb) if climb else searched(method, space)
+        if climb:
+            found = _climbed(searched, method, next(iter(space)), climb)
+        else:
+            found = asked(method, space, tpe) if tpe else searched(method, space)
         if not found["tried"]:
-            without.append(f"{method} diverged with all of its settings: {found['diverged']}")
+            without.append(f"{method} diverged with all of its settings: {found.get('diverged')}")
             continue
         if before := outcome["methods"].get(method):
             if _alike(before, found):
@@ -105,7 +116,40 @@ def search(
     return outcome
 
 
-def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str]) -> None:
+def grid(
+    benchmark: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    fields: Mapping[str, Any],
+    values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+) -> list[RunConfig]:
+    """Makes the runs of a search: every combination of each method's values, with every seed.
+
+    Args:
+        benchmark: Name of the benchmark.
+        methods: Names of the methods.
+        seeds: Seeds.
+        fields: Fields of all runs.
+        values: Values of some settings, in place of those that a method's own search has.
+
+    Returns:
+        The configs.
+
+    Raises:
+        AlassoError: Something asked for does not fit.
+    """
+    _refuse_unknown(benchmark, methods, values)
+    spaces = {method: _space(method, values) for method in methods}
+    measured = {**fields, **HELD_OUT}
+    return [c for name, space in spaces.items() for c in sweep.combinations(benchmark, [name], seeds, measured, space)]
+
+
+def _refuse_unknown(benchmark: str, methods: Sequence[str], values: Mapping[str, Sequence[Any]]) -> None:
+    if benchmark == "split-folder":
+        raise AlassoError("there is no search on split-folder; alasso run split-folder PATH --set a=1,2 tries values")
+    known(benchmark, BENCHMARKS, "benchmark")
+    for method in methods:
+        known(method, METHODS, "method")
     settings = sorted({name for method in methods for name in METHODS[method].settings})
     for name in values:
         if name not in settings:
@@ -118,7 +162,9 @@ def _refuse_unknown(values: Mapping[str, Sequence[Any]], methods: Sequence[str])
 def _space(method: str, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """The values to try of each setting: the method's own, and what was asked for in place of them or besides."""
     asked = {name: tried for name, tried in values.items() if name in METHODS[method].settings}
-    return {name: list(tried) for name, tried in {**METHODS[method].search, **asked}.items()}
+    if not (space := {**METHODS[method].search, **asked}):
+        raise AlassoError(f"{method} has no settings to search for")
+    return {name: list(tried) for name, tried in space.items()}
 
 
 def _strength(method: str) -> dict[str, list[Any]]:
@@ -159,7 +205,7 @@ def _searched(
         "tried": sorted(whole, key=lambda row: -row["A"]),
         "run": {k: v for k, v in configs[0].to_json().items() if k not in ("settings", "seed", "method")},
         "seeds": list(seeds),
-        "environment": results.environment(str(torch_device(options.device))),
+        "environment": found[0].environment if found else {},
         **({"diverged": diverged} if diverged else {}),
     }
 
@@ -236,8 +282,9 @@ def chosen_line(outcome: dict[str, Any], method: str) -> str:
         notes += [f"{name}: the {which} tried" for name in chosen for which in edge(chosen[name], space[name])]
     values = " ".join(f"{name}={value}" for name, value in chosen.items())
     at_edge = f" ({', '.join(notes)})" if notes else ""
+    stopped = f"; {count_of(n, 'trial')} stopped early" if (n := searched.get("stopped_early")) else ""
     left_out = f"; left out: {searched['diverged']}" if "diverged" in searched else ""
-    return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}{left_out}"
+    return f"{method}: {values}, A = {tried[0]['A']:.3f} on held-out examples{at_edge}{stopped}{left_out}"
 
 
 def edge(value: Any, tried: Sequence[Any]) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,15 @@ from alasso.bench.io import check_writable, refuse_taken
 from alasso.bench.registry import METHODS
 from alasso.bench.results import Result
 from alasso.bench.schema import MOST_RUNS
-from alasso.bench.training import checkpoint
+from alasso.bench.training import checkpoint, nodes
 from alasso.bench.training.progress import (
     TRACKERS,
     Bars,
     CsvLog,
     Observer,
     PlainLines,
+    Pruned,
+    RunBar,
     Several,
     Stopped,
     stop_on_request,
@@ -35,9 +38,11 @@ from alasso.bench.training.progress import (
 from alasso.bench.training.run import RunDiverged, run, torch_device
 from alasso.errors import AlassoError, DivergedError
 
-__all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations"]
+__all__ = ["Options", "SomeDiverged", "Stopped", "carry_out", "combinations", "shard_of"]
 
 MOST_NAMED = 4  # differing fields that a line spells out
+Observers = Callable[[RunConfig], AbstractContextManager[Observer]]
+Outcomes = Generator[tuple[RunConfig, nodes.Outcome], None, None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Options:
     logs: tuple[str, ...] = ()
     checkpoint_every: float = 30.0
     to_run_again: str = "run again with --restart"  # what to do about a run that is finished
+    ray: str | None = None  # address of a cluster to train on
 
 
 class SomeDiverged(DivergedError):
@@ -110,22 +116,47 @@ def combinations(
     return list({config.name: config for config in configs}.values())
 
 
+def shard_of(configs: Sequence[RunConfig], shard: str | None) -> list[RunConfig]:
+    """Takes one process's share of some runs; the shares depend on nothing but the runs' names.
+
+    Args:
+        configs: The runs.
+        shard: ``I/N``: of the runs in the order of their names every N-th, from the I-th on; None takes all.
+
+    Returns:
+        The share, in the order of ``configs``; none where N is larger than the number of runs.
+
+    Raises:
+        AlassoError: There is no such shard.
+    """
+    if shard is None:
+        return list(configs)
+    written = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
+    number, count = map(int, written.groups()) if written else (0, 0)
+    if not 1 <= number <= count:
+        raise AlassoError(f"--shard takes I/N, from 1/N to N/N, as in 2/8, not {shard!r:.40}")
+    share = set(sorted({config.name for config in configs})[number - 1 :: count])
+    return [config for config in configs if config.name in share]
+
+
 def carry_out(
     configs: Sequence[RunConfig],
     options: Options,
     console: Console,
     reference: Callable[[RunConfig], Result | None] = lambda config: None,
+    watch: Callable[[RunConfig], Observer] | None = None,
 ) -> list[Result]:
-    """Trains what is not finished yet, one run after another.
+    """Trains what is not finished yet: one run after another, or on the nodes of a cluster.
 
     Args:
         configs: The runs.
         options: Where and how.
         console: Shows progress.
         reference: The single-task run to measure a run's intransigence against.
+        watch: Makes a further observer of a run; one that raises ``Pruned`` ends it.
 
     Returns:
-        The results, in the order of ``configs``.
+        The results, in the order of ``configs``; none of runs that were pruned.
 
     Raises:
         SomeDiverged: Some runs diverged; the others are finished.
@@ -135,61 +166,132 @@ def carry_out(
     done = {c.name: read_back(c, options.out) for c in configs if is_done(c, options)}
     refuse_other_images(configs, options)
     varying, diverged = varying_settings(configs), dict[str, list[str]]()
+    names = {config.name: label(config, varying) for config in configs}
+    for config in (config for config in configs if config.name in done):
+        done[config.name] = measured_against(reference(config), done[config.name])
+        if not options.quiet:
+            file = results.result_path(config, options.out).name
+            console.print(f"{names[config.name]}: already done, {file} ({options.to_run_again})", style="dim")
+    missing = [config for config in configs if config.name not in done]
     with ExitStack() as stack:
         stop_requested = stack.enter_context(stop_on_request())
         bars = Bars(console, len(configs)) if console.is_terminal and not options.quiet else None
         if bars:
             stack.enter_context(bars.bars)
-        for config in configs:
-            name = label(config, varying)
-            if config.name in done:
-                done[config.name] = measured_against(reference(config), done[config.name])
-                if not options.quiet:
-                    file = results.result_path(config, options.out).name
-                    console.print(f"{name}: already done, {file} ({options.to_run_again})", style="dim")
-                continue
-            if stop_requested():  # in the last moments of a run
-                raise Stopped("the end of a run")
-            if bars:
-                bars.start_run(name, len(done))
-            try:
-                done[config.name] = train(config, name, options, console, bars, reference(config))
-            except RunDiverged as error:
-                diverged.setdefault(error.note.why, []).append(name)
+        observers = partial(observed, names, options, console, bars, watch)
+        if options.ray and missing:
+            say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+            outcomes = on_nodes(missing, names, options, observers, reference, stop_requested, say)
+        else:
+            outcomes = one_by_one(missing, options, observers, reference, stop_requested)
+        if bars:
+            bars.done(len(done))
+        for config, outcome in stack.enter_context(closing(outcomes)):
+            if isinstance(outcome, Result):
+                done[config.name] = outcome
+                results.note_path(config, options.out).unlink(missing_ok=True)  # it may have diverged at another time
+            else:
                 checkpoint.discard(results.checkpoint_path(config, options.out))  # it leads nowhere
-                results.write_note(error.note, results.environment(str(torch_device(options.device))), options.out)
+            if isinstance(outcome, tuple):
+                diverged.setdefault(outcome[0].why, []).append(names[config.name])
+                results.write_note(*outcome, options.out)
+            if bars:
+                bars.done(len(done))
     finished = [done[config.name] for config in configs if config.name in done]
     if diverged:
-        raise SomeDiverged(" | ".join(f"{'; '.join(names)}: {why}" for why, names in diverged.items()), finished)
+        raise SomeDiverged(" | ".join(f"{'; '.join(which)}: {why}" for why, which in diverged.items()), finished)
     return finished
 
 
-def train(
-    config: RunConfig, name: str, options: Options, console: Console, bars: Bars | None, reference: Result | None
-) -> Result:
-    """Trains one run, shows its progress and writes its logs."""
+@contextmanager
+def observed(
+    names: Mapping[str, str],
+    options: Options,
+    console: Console,
+    bars: Bars | None,
+    watch: Callable[[RunConfig], Observer] | None,
+    config: RunConfig,
+) -> Iterator[Observer]:
+    """Who is told of a run while it trains: the terminal, logs, and who watches."""
     with ExitStack() as logs:
-        observers: list[Observer] = [bars] if bars else []
-        if not bars and not options.quiet:
-            observers.append(PlainLines(partial(console.print, highlight=False, soft_wrap=True), name))
+        observers: list[Observer] = []
+        if bars:
+            observers.append(bar := RunBar(bars, names[config.name]))
+            logs.callback(bar.close)
+        elif not options.quiet:
+            say = partial(console.print, highlight=False, soft_wrap=True)
+            observers.append(PlainLines(say, names[config.name]))
         if "csv" in options.logs:
             observers.append(log := CsvLog(options.out / f"{config.name}.csv"))
             logs.callback(log.close)
         for tracker in (TRACKERS[name] for name in options.logs if name in TRACKERS):
             observers.append(one := tracker(options.out, config))
             logs.callback(one.close)
-        result = run(
-            config,
-            out=options.out,
-            data_dir=options.data_dir,
-            device=options.device,
-            resume=options.resume,
-            reference=reference,
-            observer=Several(observers),
-            checkpoint_every=options.checkpoint_every,
-        )
-    results.note_path(config, options.out).unlink(missing_ok=True)  # it may have diverged at another time
-    return result
+        if watch:
+            observers.append(watch(config))
+        yield Several(observers)
+
+
+def one_by_one(
+    configs: Sequence[RunConfig],
+    options: Options,
+    observers: Observers,
+    reference: Callable[[RunConfig], Result | None],
+    stop_requested: Callable[[], bool],
+) -> Outcomes:
+    """Trains runs here, and says what became of each."""
+    for config in configs:
+        if stop_requested():  # in the last moments of a run
+            raise Stopped("the end of a run")
+        outcome: nodes.Outcome
+        try:
+            with observers(config) as observer:
+                outcome = run(
+                    config,
+                    out=options.out,
+                    data_dir=options.data_dir,
+                    device=options.device,
+                    resume=options.resume,
+                    reference=reference(config),
+                    observer=observer,
+                    checkpoint_every=options.checkpoint_every,
+                )
+        except RunDiverged as error:
+            outcome = error.note, results.environment(str(torch_device(options.device)))
+        except Pruned:
+            outcome = None
+        yield config, outcome
+
+
+def on_nodes(
+    configs: Sequence[RunConfig],
+    names: Mapping[str, str],
+    options: Options,
+    observers: Observers,
+    reference: Callable[[RunConfig], Result | None],
+    stop_requested: Callable[[], bool],
+    say: Callable[[str], object],
+) -> Outcomes:
+    """Trains runs on a cluster, writes their results here, and says what became of each."""
+    assert options.ray, "the address of a cluster"
+    cluster = nodes.Cluster.joined(options.ray, options.device)
+    tell = (lambda line: None) if options.quiet else say
+    tell(cluster.room(len(configs)))
+    how = {
+        "data_dir": options.data_dir and options.data_dir.absolute(),
+        "resume": options.resume,
+        "checkpoint_every": options.checkpoint_every,
+    }
+    with closing(nodes.trained(configs, cluster, options.out, how, observers, stop_requested)) as outcomes:
+        for config, outcome in outcomes:
+            if isinstance(outcome, nodes.Lost):
+                tell(f"{names[config.name]}: {outcome}")
+                continue
+            if isinstance(outcome, Result):
+                outcome = measured_against(reference(config), outcome)
+                results.write(outcome, options.out)
+                checkpoint.discard(results.checkpoint_path(config, options.out))
+            yield config, outcome
 
 
 # -- what the folder holds already --------------------------------------------------------------------------------
