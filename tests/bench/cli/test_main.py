@@ -30,7 +30,7 @@ from run_helpers import SMALL_FLAGS, command, in_process
         (["run", "permuted-digits", "--method"], "option '--method' requires an argument"),
         (["run", "permuted-digits", "--seed", "-q"], "invalid value for '--seed': "),
         (["run", "permuted-digits", "--checkpoint-every", "-1"], "invalid value for '--checkpoint-every': "),
-        (["run", "permuted-digits", "--log", "wandb"], "invalid value for '--log': "),
+        (["run", "permuted-digits", "--log", "paper"], "invalid value for '--log': "),
         (["run", "permuted-digits", "--seed=0,1"], "invalid value for '--seed': "),
         (["run", "permuted-digits", "x", "y"], "got unexpected extra argument"),
         (["run"], "missing argument 'benchmark', which comes before the options; see alasso run --help"),

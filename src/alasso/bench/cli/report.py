@@ -63,9 +63,9 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv or .parquet.")] = Path(
         "runs.csv"
     ),
-    pairs: Annotated[bool, typer.Option("--pairs", help="A row for each accuracy, after one task and on one.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="A row for each accuracy in place of each run.")] = False,
 ) -> None:
-    """Write results as one table, CSV or parquet: a row for each run."""
+    """Write results as one table, CSV or parquet."""
     found = collect(results)
     if not found.results:
         raise AlassoError(f"there are no results in {' or '.join(map(str, results))}")

@@ -61,7 +61,7 @@ class Log(str, Enum):
 
 Interval = Annotated[float, typer.Option(metavar="<seconds>", help="Time between checkpoints.", min=0)]
 Logs = Annotated[
-    list[Log] | None, typer.Option(metavar="csv|tensorboard|wandb|mlflow", help="Where each epoch's numbers go.")
+    list[Log] | None, typer.Option(metavar="<where>", help="Each epoch's numbers: csv, tensorboard, wandb, mlflow.")
 ]
 
 
