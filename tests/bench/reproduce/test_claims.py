@@ -135,6 +135,7 @@ def test_in_words():
     many = [one(HOLDS), one(HOLDS), one(DOES_NOT_HOLD), one(UNDECIDED), one(DOES_NOT_HOLD, counted=False)]
     said = "Of 4 claims: 2 hold, 1 does not hold, 1 undecided. In brackets, not counted: 1."
     assert claims.tally_sentence(many) == said
+    assert claims.tally_sentence(many[-1:]) == "No claim here is counted: 1 in brackets."
     assert claims.verdict_in_words(many[-1]) == "(does not hold)"
     missing = ["x/si", "x/ewc", "y/si"]
     waiting = [Judged(claim(), NOT_RUN, missing=missing), Judged(claim(), NOT_RUN, apart=["x/alasso", "x/si"])]

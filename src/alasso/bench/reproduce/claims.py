@@ -329,6 +329,8 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     ]
     alone = f" Each judged by itself, {' and '.join(by_itself)}." if by_itself else ""
     others = len(judged) - sum(found.values())
+    if not found:
+        return f"No claim here is counted: {others} in brackets."
     more = f" In brackets, not counted: {others}." if others else ""
     return f"Of {count_of(sum(found.values()), 'claim')}: {', '.join(parts)}.{alone}{more}"
 
