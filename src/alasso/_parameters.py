@@ -90,11 +90,14 @@ class ProtectedParameters:
         assert self._names is not None
         return self._names
 
-    def look(self, at_anchors: bool = False) -> None:
+    def look(self, at_anchors: bool = False) -> dict[str, nn.Parameter]:
         """Look at the model again: parameters may have been added, unfrozen, renamed or replaced.
 
         Args:
             at_anchors: Whether the model's weights were the anchors when they were last seen.
+
+        Returns:
+            Every parameter that trains or has a past, by name.
         """
         reshard(self.model)
         named = self.named()
@@ -109,8 +112,10 @@ class ProtectedParameters:
         if self._names is None or names.keys() != self._names.keys():
             self.version += 1
         self._names = names
-        for name, parameter in self:
+        known = dict(self)
+        for name, parameter in known.items():
             self.state_of(name, parameter)
+        return known
 
     def _rename(self, named: Mapping[str, nn.Parameter]) -> None:
         """Keep what is remembered under a parameter's old name: pruning a layer, say, gives its weight another."""
