@@ -336,12 +336,18 @@ class Tap:
     def __init__(self, regularizer: KronALASSO | None = None, name: str = "") -> None:
         self._regularizer = None if regularizer is None else ref(regularizer)
         self._name = name
+        # Not a decorator: that would load the compiler with this module, for a second.
+        self._look = None if regularizer is None else torch.compiler.disable(Tap.look)
 
     def __reduce__(self) -> Any:
         return Tap, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._look is not None:
+            self._look(self, layer, args, kwargs, output)
+
+    def look(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Sketches, unseen by the compiler."""
         if not torch.is_grad_enabled():
             return
         regularizer = None if self._regularizer is None else self._regularizer()
