@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from alasso.bench import results
+from alasso.bench import metrics, results
 from alasso.bench.cli import report as commands
 from alasso.bench.report.export import write
 from alasso.errors import AlassoError
@@ -37,6 +37,15 @@ def test_a_row_is_a_run_with_settings_and_measures(tmp_path, capsys):
         assert row["environment.cpu"] == "abacus"
         assert row["xi"] == str(result.config.settings.get("xi", ""))
     assert rows[FOUND[2].name]["lam"] and not rows[FOUND[0].name]["lam"]
+
+
+def test_a_row_has_the_edition_of_its_data_and_i_where_a_single_task_run_is_beside_it(tmp_path):
+    found = [made_up("si"), made_up("si", tasks=3), single := made_up("single-task")]
+    write(found, tmp_path / "runs.csv")
+    rows = read(tmp_path / "runs.csv")
+    assert [row["data.digits"] for row in rows] == ["1"] * 3
+    assert float(rows[0]["metrics.I"]) == metrics.intransigence(found[0].accuracy, single.accuracy)
+    assert rows[1]["metrics.I"] == ""
 
 
 def test_pairs_are_the_accuracy_matrix(tmp_path):
