@@ -101,9 +101,10 @@ def test_pictures_of_all_sizes_are_brought_to_one():
     [
         (rows(), {"image": "img"}, "no column 'img', only id, image, label: name both with image=, label="),
         (rows(), {"label": "fine"}, "no column 'fine', only id, image, label"),
-        ({"train": rows(), "valid": rows()}, {}, "no split 'test', only train, valid; test= names"),
+        ({"train": rows(), "valid": rows()}, {}, "no split 'test', only train, valid: name the one to test on"),
         ({"test": rows()}, {}, "no split 'train', only test"),
         ([], {}, "has no rows"),
+        (None, {}, "a dataset is a mapping of splits, or rows, not NoneType"),
         ([(picture(0), 0)], {}, "a row must be a mapping of columns, not tuple"),
         (rows(make=lambda y: {"bytes": b"", "path": ""}), {}, "column 'image' must hold images, .* not dict"),
         (rows(make=lambda y: None), {}, "'image' must hold images, .* not NoneType"),
