@@ -1,6 +1,7 @@
 """The notebooks' cells run one after the other, and what they show is what they say; none is stored with outputs."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -65,4 +66,6 @@ def test_notebooks_are_stored_without_outputs(path):
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     for cell in notebook["cells"]:
         assert cell["cell_type"] in ("code", "markdown") and cell["metadata"] == {}
+        for target in re.findall(r"\]\(([^)#]+)", "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""):
+            assert (FOLDER / target).exists(), f"{path.name} links to {target}"
         assert cell.get("outputs", []) == [] and cell.get("execution_count") is None
