@@ -110,6 +110,7 @@ def test_pictures_of_all_sizes_are_brought_to_one():
         (rows(make=lambda y: None), {}, "'image' must hold images, .* not NoneType"),
         (rows(make=lambda y: "cat.png"), {}, "'image' must hold images, .* not str"),
         (rows(make=lambda y: np.zeros(64)), {}, r"not an array of the shape \(64,\)"),
+        (rows(make=lambda y: np.zeros((5, 4, 2))), {}, r"not an array of the shape \(5, 4, 2\)"),
         (rows(make=lambda y: [[1, 2], [3]]), {}, "'image' must hold images"),
         (rows(make=lambda y: np.full((4, 4), 300)), {}, "between 0 and 255; column 'image' has others"),
         (rows([0.5, 1.0] * 5, lambda y: picture(0)), {}, "'label' must hold one label a row"),
