@@ -64,12 +64,16 @@ def load_rows(dataset: Any, *, image: str, label: str, test: str, size: int | No
 
 def _splits(dataset: Any, test: str) -> tuple[Iterable[Any], ...]:
     """What is trained on, and what is tested on if that is apart."""
+    if not isinstance(dataset, Iterable):
+        raise AlassoError(f"a dataset is a mapping of splits, or rows, not {type(dataset).__name__}")
     if not isinstance(dataset, Mapping):
         return (dataset,)
     for split in ("train", test):
         if split not in dataset:
             has = ", ".join(map(str, dataset)) or "none"
-            raise AlassoError(f"the dataset has no split {split!r}, only {has}; test= names the one to test on")
+            raise AlassoError(
+                f"the dataset has no split {split!r}, only {has}: name the one to test on with test=, or pass one alone"
+            )
     return dataset["train"], dataset[test]
 
 
