@@ -301,7 +301,7 @@ def factors_of_samples(
     """
     parameters, surrogate, taps = dict(regularizer.protected), regularizer.surrogate, regularizer.taps
     states = {name: surrogate.init(weights_of(p)) for name, p in parameters.items()}
-    measure = ImportancePass(regularizer.model, objective, parameters, head, 1)
+    measure = ImportancePass(regularizer.model, objective, parameters, head, 1, tells_steepness=True)
     generator = torch.Generator().manual_seed(0)
 
     def add(x: Inputs, y: Tensor | None) -> None:
