@@ -266,9 +266,9 @@ class Taps:
                 seen[name].setdefault(layer, Factors(rows, columns, none, rows.new_zeros(2)))
             counts = torch.stack([seen[name][layer].positions for name, layer in layers])
             add_over_ranks_([counts])
-            for (name, layer), positions in zip(layers, counts, strict=True):
+            for (name, layer), positions, is_told in zip(layers, counts, counts.tolist(), strict=True):
                 rows, columns, _, sizes = seen[name].pop(layer)
-                if positions:
+                if is_told:
                     if not is_sharded(parameters[name]):
                         add_over_ranks_([rows, columns, sizes])
                     seen[name][layer] = Factors(rows, columns, positions, sizes)
@@ -342,14 +342,14 @@ class Tap:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return
         regularizer = None if self._regularizer is None else self._regularizer()
         if regularizer is None or not regularizer.step_kind:
             return
         weight: nn.Parameter = layer.weight  # type: ignore[assignment]
-        if not output.requires_grad or not weight.requires_grad:
-            return
+        if not (output.requires_grad and weight.requires_grad and isinstance(weight, nn.Parameter)):
+            return  # frozen, or functional_call() has put another tensor in its place
         taps, name = regularizer.taps, self._name
         if weight.grad is None:  # what was seen belongs to a gradient that was dropped
             taps.seen.pop(name, None)
@@ -366,12 +366,12 @@ class Tap:
         def see(g: Tensor) -> None:
             (x,) = kept.grad_fn.saved_tensors
             with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
-                g = reaching(layer, x, g)
+                x, g = x.to(dtype) if x.is_floating_point() else x, reaching(layer, x, g).to(dtype)
                 told = rows_told(layer, g)
                 nearest = taps.output  # backward comes to it before all others
                 if nearest is None or nearest.name == name:
                     product = signed_gradient(layer, x, g, rank_of(state.columns), dtype)
-                    squares, terms = g.to(dtype).square().sum(), told.sum()
+                    squares, terms = torch.linalg.vector_norm(g).square(), told.sum()
                     if nearest is not None and nearest.layer is not layer:  # it has the same weight
                         squares, terms = torch.zeros_like(squares), torch.zeros_like(terms)
                     taps.see_output(Output(name, layer, product, squares, terms))
