@@ -549,6 +549,29 @@ def test_an_activation_that_writes_into_the_layers_output():
     assert_alike(trained(writing), trained(not_writing))
 
 
+def test_an_input_that_is_written_to_under_autocast():
+    """The layer has a copy in bfloat16, as autocast made it."""
+
+    def writing(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = 1.0 * batch[0]
+            z = model[0](x)
+            x.zero_()
+            return cross_entropy(model[1:](z), batch[1])
+
+    def not_writing(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model[1:](model[0](batch[0])), batch[1])
+
+    def single(model):
+        model.float()
+
+    tasks = [[(x.float(), y) for x, y in task] for task in made("linear")[1]]
+    one, other = (trained(single, forward=forward, tasks=tasks) for forward in (writing, not_writing))
+    assert same(one[0], other[0])
+    assert same(one[1].importance().values(), other[1].importance().values())
+
+
 def test_channels_last():
     def channels_last(model):
         model.to(memory_format=torch.channels_last)

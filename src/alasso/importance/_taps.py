@@ -361,7 +361,9 @@ class Tap:
         rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.anchor.dtype
         if is_transposed := has_inputs_as_rows(layer):
             rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
-        kept = Kept.apply(weight, next(iter((*args, *kwargs.values()))))
+        x = next(iter((*args, *kwargs.values())))
+        # Autocast keeps a copy of its own, and others may write to x.
+        kept = Kept.apply(weight, x.to(output.dtype) if x.is_floating_point() else x)
 
         def see(g: Tensor) -> None:
             (x,) = kept.grad_fn.saved_tensors

@@ -189,8 +189,8 @@ def _check_head_told(regularizer: KronALASSO) -> None:
         return
     name = next((name for name, module in regularizer.model.named_modules() if module is head), "the output layer")
     raise AlassoError(
-        f"{name} tells nothing of the loss's scale: it is frozen (LoRA), or a fused loss takes its weight alone "
-        '(TRL, Liger, Unsloth); use KronALASSO(model, scale="path")'
+        f"{name} tells nothing of the loss's scale: it is frozen (LoRA), excluded, or a fused loss takes its weight "
+        'alone (TRL, Liger, Unsloth); use KronALASSO(model, scale="path")'
     )
 
 
