@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import alasso.optim
-from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError
+from alasso import ALASSO, EWC, IMM, MAS, SI, AlassoError, KronALASSO, OnlineEWC
 
-from helpers import mlp, run, toy_tasks
+from helpers import mlp, run, same, toy_tasks, weights
 
 BATCHES = toy_tasks(1, batches=8)[0]
 
@@ -313,9 +313,74 @@ def test_an_excluded_head_may_be_replaced():
     assert said_by(lambda: reg.attach(torch.optim.SGD(model.parameters(), lr=0.1))) == []
 
 
+# -- patterns of names ------------------------------------------------------------------------------------------------
+
+
+def learned(make, **names):
+    torch.manual_seed(0)
+    model = mlp(6, 5, 5, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    reg = make(model, **names).attach(optimizer)
+    for task in toy_tasks(2):
+        run(model, optimizer, task)
+        reg.consolidate(task)
+    return weights(model), reg.state_dict()["parameters"]
+
+
+@pytest.mark.parametrize("make", [ALASSO, KronALASSO, SI, EWC, OnlineEWC, MAS, partial(IMM, transfer="l2")])
+@pytest.mark.parametrize(
+    ("included", "complement"),
+    [
+        ({"include": "[24].*"}, "0.*"),
+        ({"include": ["2.*", "4.*"]}, ["0.weight", "0.bias"]),
+        ({"include": "*.weight", "exclude": "0.*"}, ["0.*", "*.bias"]),
+        ({"include": None}, ()),
+    ],
+)
+def test_to_include_is_to_exclude_all_else(make, included, complement):
+    weights, states = learned(make, **included)
+    expected_weights, expected_states = learned(make, exclude=complement)
+    assert same(weights, expected_weights) and states.keys() == expected_states.keys()
+    assert all(same(states[name].values(), expected_states[name].values()) for name in states)
+
+
+def test_a_tied_parameter_is_included_by_any_of_its_names_unless_one_is_excluded():
+    model = nn.ModuleDict({"embedding": nn.Linear(3, 3), "head": nn.Linear(3, 3)})
+    model["head"].weight = model["embedding"].weight
+    assert list(SI(model, include="head.*").anchor()) == ["embedding.weight", "head.bias"]
+    assert list(SI(model, include="embedding.*").anchor()) == ["embedding.weight", "embedding.bias"]
+    assert list(SI(model, include="head.*", exclude="embedding.*").anchor()) == ["head.bias"]
+
+
+def test_what_comes_later_is_included_by_its_name():
+    model = nn.ModuleDict({"body": nn.Linear(3, 3), "a": nn.Linear(3, 2)})
+    reg = SI(model, include=["body.*", "a.*"])
+    model["b"], model["a"] = nn.Linear(3, 2), nn.ModuleList([nn.Linear(3, 2)])
+    for each in (reg, copy.deepcopy(reg)):
+        each.look()
+        assert list(dict(each.protected)) == ["body.weight", "body.bias", "a.0.weight", "a.0.bias"]
+
+
+def test_include_takes_names_that_are_there():
+    model = mlp(6, 5, 4)
+    with pytest.raises(AlassoError, match=r"^include='3\.\*' matches no parameter; the model has 0\.weight, 0\.bias"):
+        SI(model, include=["0.*", "3.*"])
+    with pytest.raises(AlassoError, match=r"^include takes patterns of names, as 'head\.\*', not Linear"):
+        SI(model, include=model[0])
+    with pytest.raises(AlassoError, match=r"^include names nothing to protect; leave it out to protect all"):
+        SI(model, include=[])
+
+
+def test_a_state_of_other_parameters_is_refused():
+    reg = SI(mlp(6, 5, 4), include="0.*")
+    with pytest.raises(AlassoError, match=r"lacks \(another model, or another exclude or include\?"):
+        reg.load_state_dict(SI(mlp(6, 5, 4)).state_dict())
+
+
+@pytest.mark.parametrize("argument", ["exclude", "include"])
 @pytest.mark.parametrize("pattern", ["2", "2."])
-def test_the_name_of_a_module_is_no_pattern_but_what_is_meant_is_said(pattern):
+def test_the_name_of_a_module_is_no_pattern_but_what_is_meant_is_said(argument, pattern):
     with pytest.raises(
         AlassoError, match=r"matches no parameter; did you mean '2\.\*', or another of 0\.weight, 0\.bias"
     ):
-        SI(mlp(6, 5, 4), exclude=pattern)
+        SI(mlp(6, 5, 4), **{argument: pattern})

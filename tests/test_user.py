@@ -37,7 +37,7 @@ def test_the_rest_runs_too(tmp_path):
     assert user.drop_transfer().shape == (1, 3)
     assert len(user.the_laboratory(tmp_path).accuracy) == 2
     assert user.what_a_search_chose(Path(bench.__file__).parent / "searched" / "permuted-digits.json")
-    assert len(user.mistakes()) == 2
+    assert len(user.mistakes()) == 3
 
 
 @pytest.mark.slow

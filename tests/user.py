@@ -62,7 +62,7 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 
 def all_methods(model: nn.Module) -> list[Regularizer]:
     return [
-        KronALASSO(model, c=1.0, rank=16, every=5, scale="path", gamma=0.9),
+        KronALASSO(model, c=1.0, rank=16, every=5, scale="path", gamma=0.9, include=["0.*", "2.weight"]),
         ALASSO(model, a=1.8, c=1.0, a_prime=1.0, c_prime=1.0, epsilon=1e-6, epsilon_prime=0.0, xi="auto"),
         ALASSO(model, xi=0.1, monotone=False, unmoved="unobserved", omega_rule="si"),
         ALASSO.as_the_authors_ran_it(model, c=0.5),
@@ -73,7 +73,7 @@ def all_methods(model: nn.Module) -> list[Regularizer]:
         EWC(model, lam=10.0, labels="uniform", exclude=["2.weight", "2.bias"]),
         EWC(model, loss=squared_error),
         OnlineEWC(model, 10.0, 0.9, labels="sampled"),
-        MAS(model, lam=0.5),
+        MAS(model, lam=0.5, include="*.weight", exclude="2.*"),
         IMM(model, "mode", transfer="l2", lam=1e-3, last_weight=0.5, start="last"),
     ]
 
@@ -200,7 +200,11 @@ def what_a_search_chose(file: Path) -> object:
 
 def mistakes() -> list[str]:
     said = []
-    for wrong in (lambda: ALASSO(network(), c=-1.0), lambda: SI(network(), exclude="nothing")):
+    for wrong in (
+        lambda: ALASSO(network(), c=-1.0),
+        lambda: SI(network(), exclude="nothing"),
+        lambda: SI(network(), include="no"),
+    ):
         try:
             wrong()
         except DivergedError:

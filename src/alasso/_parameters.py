@@ -22,6 +22,8 @@ from alasso._state_dict import from_saved, state_dtype
 from alasso.errors import AlassoError, DivergedError, warn
 from alasso.methods.base import Surrogate
 
+Names = str | Iterable[str] | None  # shell-style patterns of parameters' names
+
 MOST_NAMED = 8  # parameters in one sentence
 COMPILED = "_orig_mod."  # torch.compile's mark in names of submodules: compiled or not, a state fits
 
@@ -35,19 +37,22 @@ class ProtectedParameters:
         model: The module that the user wrote, without wrappers.
         surrogate: What makes states, and makes them larger.
         exclude: Patterns of names that are left alone.
+        include: Patterns of names that are protected; none for all.
         states: The state of each parameter by its name.
         version: Counts changes: whoever works something out from states, settings or names compares it.
     """
 
-    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: object) -> None:
+    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: object, include: object) -> None:
         self.model = unwrapped(model)
         self.surrogate = surrogate
-        self.exclude = patterns_of(exclude)
+        self.exclude, self.include = patterns_of("exclude", exclude), patterns_of("include", include)
+        if include is not None and not self.include:
+            raise AlassoError("include names nothing to protect; leave it out to protect all parameters")
         self.states: dict[str, Any] = {}
         self.version = 0
         self._forget_addresses()
-        check_patterns(self.model, self.exclude)
-        check_kinds(self.model, self.exclude)
+        check_patterns(self.model, exclude=self.exclude, include=self.include)
+        check_kinds(list(self._chosen()))
         self.look()
 
     def _forget_addresses(self) -> None:
@@ -58,7 +63,7 @@ class ProtectedParameters:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy without addresses: a copy looks at its own model, when that is complete."""
-        kept = ("model", "surrogate", "exclude", "states", "version")
+        kept = ("model", "surrogate", "exclude", "include", "states", "version")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,9 +80,15 @@ class ProtectedParameters:
         return iter(trained)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """Return all parameters of real numbers that no pattern leaves out, frozen ones, too."""
-        kept = not_left_out(self.model, self.exclude)
-        return {name: parameter for name, parameter in kept if parameter.is_floating_point()}
+        """Return all parameters of real numbers that the patterns choose, frozen ones, too."""
+        return {name: parameter for name, parameter in self._chosen() if parameter.is_floating_point()}
+
+    def _chosen(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter once, by its first name, if any of its names is included, and none is excluded."""
+        left_out, wanted = ids_of(self.model, self.exclude), ids_of(self.model, self.include)
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) not in left_out and (not self.include or id(parameter) in wanted):
+                yield name.replace(COMPILED, ""), parameter
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return the name under which a parameter is known, None if it is not."""
@@ -370,14 +381,11 @@ def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name.replace(COMPILED, ""), parameter
 
 
-def not_left_out(model: nn.Module, exclude: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter once, by its first name, but for those of which any name fits a pattern."""
-    left_out = set()
-    if exclude:
-        left_out = {id(p) for name, p in all_names(model) if any(fnmatch.fnmatchcase(name, one) for one in exclude)}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in left_out:
-            yield name.replace(COMPILED, ""), parameter
+def ids_of(model: nn.Module, patterns: Sequence[str]) -> set[int]:
+    """Return which parameters have a name that fits one of the patterns."""
+    if not patterns:
+        return set()
+    return {id(p) for name, p in all_names(model) if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -390,36 +398,35 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def patterns_of(exclude: object) -> tuple[str, ...]:
-    """Return the patterns given: one, several, or None."""
-    if exclude is None:
+def patterns_of(argument: str, given: object) -> tuple[str, ...]:
+    """Return the patterns given as an argument: one, several, or None."""
+    if given is None:
         return ()
-    if isinstance(exclude, str):
-        return (exclude,)
-    patterns = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, nn.Module) else (exclude,)
+    if isinstance(given, str):
+        return (given,)
+    patterns = tuple(given) if isinstance(given, Iterable) and not isinstance(given, nn.Module) else (given,)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise AlassoError(f"exclude takes patterns of names, as 'head.*', not {type(pattern).__name__}")
+            raise AlassoError(f"{argument} takes patterns of names, as 'head.*', not {type(pattern).__name__}")
     return patterns
 
 
-def check_patterns(model: nn.Module, exclude: Sequence[str]) -> None:
-    """Refuse a pattern that leaves out nothing: it is not what was meant."""
+def check_patterns(model: nn.Module, **given: Sequence[str]) -> None:
+    """Refuse a pattern, given by its argument's name, that fits nothing: it is not what was meant."""
     names = [name for name, _ in all_names(model)]
     if not names:
         raise AlassoError("the model has no parameters to protect")
-    for pattern in exclude:
+    for argument, pattern in ((argument, pattern) for argument, several in given.items() for pattern in several):
         if not fnmatch.filter(names, pattern):
             below = f"{pattern.rstrip('.')}.*"
             guess = f"did you mean {below!r}, or another of" if fnmatch.filter(names, below) else "the model has"
-            raise AlassoError(f"exclude={pattern!r} matches no parameter; {guess} {some_of(names)}")
+            raise AlassoError(f"{argument}={pattern!r} matches no parameter; {guess} {some_of(names)}")
 
 
-def check_kinds(model: nn.Module, exclude: Sequence[str]) -> None:
+def check_kinds(parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
     """Refuse parameters that have no shape yet; warn of those that cannot be protected."""
-    left = list(not_left_out(model, exclude))
-    for name, parameter in left:
+    for name, parameter in parameters:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AlassoError(f"{name} has no shape yet: send a batch through the model first")
-    if complex_ones := [name for name, parameter in left if parameter.is_complex()]:
+    if complex_ones := [name for name, parameter in parameters if parameter.is_complex()]:
         warn(f"complex weights are not protected: {some_of(complex_ones)}")

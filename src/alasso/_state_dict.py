@@ -100,7 +100,7 @@ def check_saved(
         parts = [f"the state has {unknown[0]}, which the model lacks"] if unknown else []
         parts += [f"the model has {lacking[0]}, which the state lacks"] if lacking else []
         hint = "; if it was frozen when the state was saved, load first and unfreeze it then" if lacking else ""
-        raise AlassoError(f"{'; '.join(parts)} (another model, or another exclude?{hint})")
+        raise AlassoError(f"{'; '.join(parts)} (another model, or another exclude or include?{hint})")
     for name, parameter in protected.items():
         tensors = saved["parameters"][name]
         if not isinstance(tensors, Mapping) or set(tensors) != set(surrogate.State._fields):  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from alasso import importance as measures
 from alasso._distributed import as_sharded, local, sum_over_shards, total_of
-from alasso._parameters import ProtectedParameters, check_importance, weights_of
+from alasso._parameters import Names, ProtectedParameters, check_importance, weights_of
 from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
 from alasso._step_hooks import StepHooks, base_optimizer, check_every
 from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
@@ -35,14 +35,14 @@ WarmScale = float | Literal["auto"]
 class Regularizer:
     """Protects what a model has learned. Subclasses are the public methods: ALASSO, SI, EWC, OnlineEWC, MAS, IMM.
 
-    A parameter that is frozen when the regularizer first sees it costs nothing; one that is unfrozen later is protected
-    from its first step on.
+    A parameter that is frozen from the start costs nothing; unfrozen later, it is protected from its first step on.
 
     Args:
         model: The model to protect.
         surrogate: The method's settings and maths.
-        exclude: Shell-style patterns of parameter names to leave alone (``"head.*"``). A tied parameter is left alone
-            if any of its names matches.
+        exclude: Shell-style patterns of parameter names to leave alone (``"head.*"``).
+        include: Patterns of those to protect, and no others; None for all. A tied parameter is protected if any of its
+            names is included and none is excluded.
 
     Attributes:
         model: The protected model, without wrappers.
@@ -59,12 +59,11 @@ class Regularizer:
     method: ClassVar[str]
     anchors_are_weights: ClassVar[bool] = True  # whether the anchors are the weights at the end of a task
 
-    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: str | Iterable[str] = ()) -> None:
+    def __init__(self, model: nn.Module, surrogate: Surrogate[Any], exclude: Names = (), include: Names = None) -> None:
         if not isinstance(model, nn.Module):
             raise AlassoError(f"{type(self).__name__} takes the model itself, an nn.Module, not {type(model).__name__}")
-        self.tasks = 0
-        self.steps = 0
-        self.protected = ProtectedParameters(model, surrogate, exclude)
+        self.tasks = self.steps = 0
+        self.protected = ProtectedParameters(model, surrogate, exclude, include)
         self.notes = Notes()
         self.model = self.protected.model
         self._attached: list[StepHooks] = []

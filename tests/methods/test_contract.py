@@ -379,9 +379,10 @@ def test_a_run_saved_within_a_task_goes_on_elsewhere_bit_for_bit(make):
 
 
 @pytest.mark.parametrize("make", [*METHODS.values(), CASES["guide"]])
-def test_parameters_can_be_excluded(make):
-    reg = make(mlp(6, 8, 4), exclude=["0.*"])
-    assert list(reg.importance()) == ["2.weight", "2.bias"]
+def test_parameters_can_be_excluded_and_included(make):
+    assert list(make(mlp(6, 8, 4), exclude=["0.*"]).importance()) == ["2.weight", "2.bias"]
+    assert list(make(mlp(6, 8, 4), include=["2.*"]).importance()) == ["2.weight", "2.bias"]
+    assert list(make(mlp(6, 8, 4), include="2.*", exclude="*.bias").importance()) == ["2.weight"]
 
 
 # -- that nothing is left out --------------------------------------------------------------------------------

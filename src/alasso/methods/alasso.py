@@ -28,13 +28,14 @@ With ``xi="auto"``, ξ is set by the tensor's own moves (:mod:`alasso.methods.si
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from alasso._parameters import Names
 from alasso.errors import AlassoError
 from alasso.methods.base import Springs, two_sided_spring
 from alasso.methods.settings import Setting, check_choice, check_non_negative
@@ -244,6 +245,7 @@ class ALASSO(Regularizer):
             authors' experiment. "unobserved": neither, as in Eq. 5. "sign_of_omega": "moved_right" with the side lost
             where Ω = 0, as in the authors' program.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -286,10 +288,11 @@ class ALASSO(Regularizer):
         *,
         omega_rule: OmegaRule = "accurate",
         unmoved: Unmoved = "moved_right",
-        exclude: str | Iterable[str] = (),
+        exclude: Names = (),
+        include: Names = None,
     ) -> None:
         surrogate = AlassoSurrogate(a, c, a_prime, c_prime, epsilon, epsilon_prime, xi, monotone, omega_rule, unmoved)
-        super().__init__(model, surrogate, exclude)
+        super().__init__(model, surrogate, exclude, include)
 
     @classmethod
     def as_the_authors_ran_it(cls, model: nn.Module, **changes: Any) -> ALASSO:

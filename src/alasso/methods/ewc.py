@@ -18,7 +18,7 @@ Online EWC keeps the last weights as the anchor and a decaying sum: :math:`F^* \
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
+from alasso._parameters import Names
 from alasso.errors import AlassoError
 from alasso.importance._objectives import Head, Loss
 from alasso.methods.base import AnchorState, Springs, Surrogate, require_importance, require_loader
@@ -133,6 +134,7 @@ class FisherRegularizer(Regularizer):
         labels: Whose log-likelihood the Fisher is of, as in :func:`alasso.importance.fisher`.
         loss: A custom negative log-likelihood, one value a sample, for targets that are not classes.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: The labels are unknown or do not go with the loss, or a pattern matches no parameter.
@@ -144,9 +146,10 @@ class FisherRegularizer(Regularizer):
         surrogate: Surrogate[Any],
         labels: Labels,
         loss: Loss | None,
-        exclude: str | Iterable[str],
+        exclude: Names,
+        include: Names,
     ) -> None:
-        super().__init__(model, surrogate, exclude)
+        super().__init__(model, surrogate, exclude, include)
         self.loss = loss
         self.labels = labels
 
@@ -203,6 +206,7 @@ class EWC(FisherRegularizer):
         loss: A custom negative log-likelihood, one value a sample, for targets that are not classes; for regression
             ``lambda output, y: (output - y).square().sum(1) / 2``.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -219,9 +223,10 @@ class EWC(FisherRegularizer):
         *,
         labels: Labels = "true",
         loss: Loss | None = None,
-        exclude: str | Iterable[str] = (),
+        exclude: Names = (),
+        include: Names = None,
     ) -> None:
-        super().__init__(model, EWCSurrogate(lam), labels, loss, exclude)
+        super().__init__(model, EWCSurrogate(lam), labels, loss, exclude, include)
 
 
 class OnlineEWC(FisherRegularizer):
@@ -234,6 +239,7 @@ class OnlineEWC(FisherRegularizer):
         labels: Whose log-likelihood the Fisher is of, as in :class:`EWC`.
         loss: A custom negative log-likelihood, as in :class:`EWC`.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -251,6 +257,7 @@ class OnlineEWC(FisherRegularizer):
         *,
         labels: Labels = "true",
         loss: Loss | None = None,
-        exclude: str | Iterable[str] = (),
+        exclude: Names = (),
+        include: Names = None,
     ) -> None:
-        super().__init__(model, OnlineEWCSurrogate(lam, gamma), labels, loss, exclude)
+        super().__init__(model, OnlineEWCSurrogate(lam, gamma), labels, loss, exclude, include)

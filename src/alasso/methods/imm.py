@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso._distributed import local
-from alasso._parameters import weights_of
+from alasso._parameters import Names, weights_of
 from alasso.errors import AlassoError, DivergedError
 from alasso.importance._objectives import Head, Loss
 from alasso.methods.base import Springs, require_importance
@@ -340,6 +340,7 @@ class IMM(FisherRegularizer):
         labels: Whose log-likelihood the Fisher is of, as in :class:`EWC`.
         loss: A custom negative log-likelihood, as in :class:`EWC`.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -367,12 +368,13 @@ class IMM(FisherRegularizer):
         count_unmoved: bool = False,
         labels: Labels = "true",
         loss: Loss | None = None,
-        exclude: str | Iterable[str] = (),
+        exclude: Names = (),
+        include: Names = None,
     ) -> None:
         surrogate = IMMSurrogate(merge, transfer, lam, last_weight, start, count_unmoved)
         if loss is not None and merge != "mode":
             raise AlassoError("mean-IMM measures nothing and needs no loss: leave it out")
-        super().__init__(model, surrogate, labels, loss, exclude)
+        super().__init__(model, surrogate, labels, loss, exclude, include)
 
     def _check_was_trained(self) -> None:
         """Check nothing: merging needs neither a path nor a penalty."""

@@ -54,7 +54,7 @@ The family: Ritter, Botev and Barber, "Online structured Laplace approximations"
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -63,7 +63,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from alasso._distributed import is_distributed, is_sharded, local
-from alasso._parameters import some_of
+from alasso._parameters import Names, some_of
 from alasso._passes import task_gradient
 from alasso.errors import AlassoError
 from alasso.importance._objectives import Head, Objective
@@ -373,6 +373,7 @@ class KronALASSO(Regularizer):
             "path": the surrogate rises by the loss drop along the path of training; no layer has to be known.
         gamma: Share of the past that each new task keeps, from 0 to 1; below 1 for streams without an end.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -406,10 +407,11 @@ class KronALASSO(Regularizer):
         every: int = 10,
         scale: Scale = "fisher",
         gamma: float = 1.0,
-        exclude: str | Iterable[str] = (),
+        exclude: Names = (),
+        include: Names = None,
     ) -> None:
         self.taps = Taps()
-        super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude)
+        super().__init__(model, KronSurrogate(c, rank, every, scale, gamma), exclude, include)
 
     def attach(self, optimizer: Optimizer, compile: bool = False, *, every: int | None = None) -> KronALASSO:
         super().attach(optimizer, compile, every=every)

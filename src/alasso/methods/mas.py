@@ -9,7 +9,6 @@ r"""Memory aware synapses (Aljundi et al., ECCV 2018): importance without labels
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from alasso import importance
+from alasso._parameters import Names
 from alasso.importance._objectives import Head
 from alasso.methods.base import AnchorState, Springs, require_importance, require_loader
 from alasso.methods.settings import Setting, check_non_negative
@@ -54,6 +54,7 @@ class MAS(Regularizer):
         model: The model to protect.
         lam: λ of the penalty λ Σ Ω d².
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -62,8 +63,8 @@ class MAS(Regularizer):
     method = "MAS"
     lam = Setting[float]()
 
-    def __init__(self, model: nn.Module, lam: float = 1.0, *, exclude: str | Iterable[str] = ()) -> None:
-        super().__init__(model, MASSurrogate(lam), exclude)
+    def __init__(self, model: nn.Module, lam: float = 1.0, *, exclude: Names = (), include: Names = None) -> None:
+        super().__init__(model, MASSurrogate(lam), exclude, include)
 
     def measure(self, loader: Loader | None, head: Head | None) -> dict[str, Tensor]:
         data = require_loader(loader, self.method)

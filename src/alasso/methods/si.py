@@ -20,13 +20,13 @@ counted noise, as under SGD with large steps. ξ grows with the tasks: what has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from alasso._parameters import Names
 from alasso.errors import AlassoError
 from alasso.methods.base import Springs
 from alasso.methods.settings import Setting, check_non_negative
@@ -144,6 +144,7 @@ class SI(Regularizer):
         xi: Damping of weights that hardly moved, Eq. 3. "auto": 1.5 times the tensor's mean squared move in a
             task, summed over tasks. A number is the same for all tensors and tasks; SI's authors used 0.1 with c = 0.1.
         exclude: Shell-style patterns of parameter names to leave alone.
+        include: Patterns of those to protect, and no others; None for all. What is excluded stays so.
 
     Raises:
         AlassoError: A setting is out of its range, or a pattern matches no parameter.
@@ -153,5 +154,13 @@ class SI(Regularizer):
     c = Setting[float]()
     xi = Setting[Xi]()
 
-    def __init__(self, model: nn.Module, c: float = 1.0, xi: Xi = "auto", *, exclude: str | Iterable[str] = ()) -> None:
-        super().__init__(model, SISurrogate(c, xi), exclude)
+    def __init__(
+        self,
+        model: nn.Module,
+        c: float = 1.0,
+        xi: Xi = "auto",
+        *,
+        exclude: Names = (),
+        include: Names = None,
+    ) -> None:
+        super().__init__(model, SISurrogate(c, xi), exclude, include)

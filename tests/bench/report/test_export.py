@@ -59,6 +59,16 @@ def test_parquet_holds_what_csv_holds(pairs, tmp_path):
     assert {type(row["lam"]) for row in rows} == {float, type(None)}  # numbers stay numbers
 
 
+def test_parquet_takes_a_column_of_several_kinds_and_an_ending_in_capitals(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra 'parquet'")
+    found = [made_up(environment={"gpu": kind, "cores": cores}) for kind, cores in ((True, 2), (0.5, 2.5))]
+    write(found, tmp_path / "TABLE.PARQUET")
+    columns = parquet.read_table(tmp_path / "TABLE.PARQUET").to_pydict()
+    assert columns["environment.gpu"] == ["True", "0.5"] and columns["environment.cores"] == [2.0, 2.5]
+
+
 def test_what_it_refuses(tmp_path, monkeypatch):
     with pytest.raises(AlassoError, match="there are no results"):
         commands.export([tmp_path], output=tmp_path / "runs.csv")

@@ -64,7 +64,7 @@ def write(found: Sequence[Result], output: Path, pairs: bool = False) -> int:
     check_file(output, *ENDINGS)
     rows = [row for result in found for row in (pairs_of(result) if pairs else [row_of(result)])]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    write_whole(output, as_parquet(rows, columns) if output.suffix == ".parquet" else as_csv(rows, columns))
+    write_whole(output, as_parquet(rows, columns) if output.suffix.lower() == ".parquet" else as_csv(rows, columns))
     return len(rows)
 
 
@@ -85,7 +85,8 @@ def as_parquet(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     table = {}
     for name in columns:
         values = [row.get(name) for row in rows]
-        if any(isinstance(value, str) for value in values):  # a setting may be a number in one run, "auto" in another
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and kinds != {int, float}:  # a setting may be a number in one run, "auto" in another
             values = [value if value is None else str(value) for value in values]
         table[name] = values
     content = io.BytesIO()
