@@ -78,6 +78,13 @@ class SizeOfTheGradient(KronSurrogate):
         s.rows.copy_(rows + with_unit_trace(s.rows - rows) * (args[-1] * loss.terms * g.square().sum()))
 
 
+class RoundedAnchors(KronSurrogate):
+    """Anchors in bfloat16, of float32 weights: they pull by a rounding error though nothing moved."""
+
+    def with_past(self, theta: Tensor, past: dict[str, Tensor]) -> KronState:
+        return super().with_past(theta.bfloat16().to(theta.dtype), past)
+
+
 class PathAfter(KronSurrogate):
     """ω with the gradient after each move, of the next batch, in place of the one before it."""
 
@@ -206,6 +213,7 @@ CHOICES = {
     **{f"path, ω after the move, c={c}": Choice({"c": c, **PATH}, PathAfter) for c in (1.0, 2.0)},
     **{f"rank={rank}": Choice({"rank": rank}) for rank in (4, 8, 16, 64, 400)},
     **{f"every={every}": Choice({"every": every}) for every in (1, 16)},
+    "anchors in bfloat16": Choice(surrogate=RoundedAnchors),
     "late factors": Choice(surrogate=LateFactors),
     "equal steps": Choice(surrogate=EqualSteps),
     "size of the gradient": Choice(surrogate=SizeOfTheGradient),

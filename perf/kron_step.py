@@ -153,6 +153,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
             "784-2000-2000-10: state": state_bytes(protected[1]) / count,
             "784-2000-2000-10: with what steps use": of_method / count,
             f"a transformer's layer, {WIDTH} wide: state": state_bytes(method(layer)) / count_of_layer,
+            "the same in bfloat16: state": state_bytes(method(layer.bfloat16())) / count_of_layer,
         }
         del plain, protected
     kron = found["KronALASSO"]

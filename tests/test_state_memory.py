@@ -32,9 +32,13 @@ class Peak(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize("make", [ALASSO, partial(KronALASSO, rank=2)])
-def test_the_end_of_a_task_takes_half_the_state_beside_the_new_one(make):
-    model, tasks = mlp(96, 96, 96, 96), toy_tasks(2, inputs=96, classes=96)
+KRON = partial(KronALASSO, rank=2)
+
+
+@pytest.mark.parametrize(("make", "dtype"), [(ALASSO, torch.float32), (KRON, torch.float32), (KRON, torch.bfloat16)])
+def test_the_end_of_a_task_takes_half_the_state_beside_the_new_one(make, dtype):
+    sizes = [96] * (4 if dtype == torch.float32 else 12)  # one tensor at a time is worked on in float32
+    model, tasks = mlp(*sizes, dtype=dtype), toy_tasks(2, dtype=dtype, inputs=96, classes=96)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     reg = make(model).attach(optimizer)
     for task in tasks:

@@ -199,18 +199,22 @@ class ProtectedParameters:
             state is None
             or state.anchor.shape != theta.shape
             or state.anchor.device != theta.device
-            or state.anchor.dtype != state_dtype(theta)
+            or state.anchor.dtype != self._anchor_dtype(theta)
         ):
-            state = self._fitted(name, state, parameter)
+            state = self.fitted(name, state, parameter)
             self.put(name, state)
         return state
 
+    def _anchor_dtype(self, theta: Tensor) -> torch.dtype:
+        return theta.dtype if self.surrogate.anchors_as_weights else state_dtype(theta)
+
     @torch.inference_mode(False)  # whoever asks: steps to come write to the state
     @torch.no_grad()
-    def _fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
+    def fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
+        """Return a state on the parameter's device, in its size and precision; a fresh one for None."""
         theta = weights_of(parameter)
         if state is None:
-            return self.surrogate.init(theta)
+            state = self.surrogate.init(theta)
         if state.anchor.shape != theta.shape and state.anchor.shape == parameter.shape:
             partial = self.surrogate.partial  # the model was sharded since
             state = type(state)(**{f: from_saved(t, parameter, f in partial) for f, t in state._asdict().items()})
@@ -219,7 +223,8 @@ class ProtectedParameters:
         if state.anchor.shape != theta.shape:
             check_growth(name, state.anchor.shape, theta.shape)
             state = self.surrogate.grown(state, theta)
-        return moved_like(state, theta)
+        state = moved_like(state, theta)
+        return state._replace(anchor=state.anchor.to(self._anchor_dtype(parameter)))
 
     def check_states(self, names: Iterable[str]) -> None:
         """Refuse states that are not finite: nobody could load them."""
@@ -241,10 +246,10 @@ class ProtectedParameters:
     def reset(self) -> None:
         """Begin every path at the weights as they are; nothing was learned before the first step."""
         for name, parameter in self:
-            theta = weights_of(parameter)
-            if is_recording(theta.device):
+            if is_recording(parameter.device):
                 raise AlassoError("the first step of all begins the path: make one before recording a CUDA graph")
             state = self.state_of(name, parameter)
+            theta = local(parameter).detach().to(state.anchor.dtype)
             if not torch.equal(state.anchor, theta):
                 self.put(name, state._replace(anchor=theta.clone()))
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from alasso._compile import compiled, flat, flat_state, with_tensor_settings
 from alasso._distributed import local
 from alasso._stability import Limits
+from alasso._state_dict import state_dtype
 from alasso.methods.base import Springs, Surrogate, add_to_path_, capped
 
 if TYPE_CHECKING:
@@ -342,7 +343,7 @@ class OddParameter:
         if before is not None:
             before.copy_(theta if begun_at is None else begun_at)
         for share, stiffest in zip(shares, self._stiffest, strict=True):
-            surrogate, state, dtype = share.surrogate, share.state, share.state.anchor.dtype
+            surrogate, state, dtype = share.surrogate, share.state, state_dtype(theta)
             most = self._limits.below(stiffest, self._group)
             if isinstance(surrogate, Springs):
                 if share.has_past:
@@ -359,7 +360,7 @@ class OddParameter:
         theta = local(parameter).detach()
         assert self._g is not None
         for share in shares:
-            dtype = share.state.anchor.dtype
+            dtype = state_dtype(theta)
             if share.has_path and before is not None:
                 add_to_path_(share.state.path, self._g.to(dtype), before.to(dtype), theta.to(dtype))
             else:

@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from alasso._compile import is_recording
 from alasso._distributed import is_sharded, local, sum_over_shards
 from alasso._passes import task_gradient
+from alasso._state_dict import state_dtype
 
 if TYPE_CHECKING:
     from alasso.regularizer import Regularizer
@@ -91,7 +92,7 @@ class Notes:
 
     def of(self, name: str, state: Any) -> dict[str, Any]:
         """Return the notes on one tensor as they are saved beside its state; zero and no word where there are none."""
-        none = state.anchor.new_zeros(())
+        none = state.anchor.new_zeros((), dtype=state_dtype(state.anchor))
         numbers = {field: getattr(self, field).get(name, none).to(none) for field in ("gradient", "steepest", "moved")}
         return {**numbers, "factors": self.factors.get(name, "")}
 
@@ -231,7 +232,7 @@ def summary_of_one(regularizer: Regularizer, name: str, parameter: nn.Parameter)
     """Return one tensor's line."""
     notes, surrogate = regularizer.notes, regularizer.surrogate
     state, weights = regularizer.protected.state_of(name, parameter), max(parameter.numel(), 1)
-    sums = state.anchor.new_zeros(2)
+    sums = state.anchor.new_zeros(2, dtype=state_dtype(state.anchor))
     if state.anchor.numel():  # a rank may have no part of a small tensor
         sums = torch.stack(surrogate.typical_stiffness(state)) * state.anchor.numel()
     soft, stiff = (sum_over_shards(sums, parameter) / weights).tolist()

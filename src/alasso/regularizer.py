@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from alasso import importance as measures
 from alasso._distributed import as_sharded, local, sum_over_shards, total_of
 from alasso._parameters import Names, ProtectedParameters, check_importance, weights_of
-from alasso._state_dict import STATE_VERSION, check_form, check_saved, states_from, to_save
+from alasso._state_dict import STATE_VERSION, check_form, check_saved, state_dtype, states_from, to_save
 from alasso._step_hooks import StepHooks, base_optimizer, check_every
 from alasso._summary import Notes, Summary, is_looked_at, log, log_verdict, summary_of
 from alasso.errors import AlassoError, warn
@@ -218,8 +218,9 @@ class Regularizer:
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
                     move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
                     state = state._replace(moves=state.moves + move / max(parameter.numel(), 1))
-                new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
-                stiffness = protected.surrogate.typical_stiffness(new_states[name])
+                new = protected.surrogate.consolidate(state, theta, measured.get(name))
+                new_states[name] = protected.fitted(name, new, parameter)
+                stiffness = protected.surrogate.typical_stiffness(new)
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
         importance = ((name, protected.surrogate.importance(state)) for name, state in new_states.items())
@@ -359,7 +360,7 @@ class Regularizer:
         if None in map(self.protected.name_of, self.protected.named().values()):
             self.look()  # a head grew or was replaced
         states = [(p, self.protected.state_of(name, p)) for name, p in self.protected]
-        terms = [(self.surrogate.penalty(local(p).to(s.anchor.dtype), s), p) for p, s in states]
+        terms = [(self.surrogate.penalty(local(p).to(state_dtype(p)), s), p) for p, s in states]
         total = total_of(terms) if terms else torch.zeros(())
         if self.is_attached and total.requires_grad:
             total.register_hook(self._warn_that_it_counts_twice)

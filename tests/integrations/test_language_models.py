@@ -159,7 +159,9 @@ def test_gradient_checkpointing(kind, use_reentrant):
 @methods
 def test_weights_in_bfloat16_have_a_state_in_float32(kind):
     reg = trained(gpt2().bfloat16(), one_by_one, kind)
-    assert {state.anchor.dtype for state in reg.protected.states.values()} == {torch.float32}
+    anchors = torch.bfloat16 if kind is KronALASSO else torch.float32
+    for state in reg.protected.states.values():
+        assert state.anchor.dtype == anchors and {t.dtype for t in state[1:]} <= {torch.float32, torch.int8}
     assert all(omega.isfinite().all() and omega.any() for omega in reg.importance().values())
 
 

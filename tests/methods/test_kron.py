@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from alasso import AlassoError, DivergedError, KronALASSO
 from alasso.importance import _taps, fisher
 from alasso.importance.kronecker import signs
+from alasso.methods.kron import KronSurrogate
 
 from helpers import mlp, run, same, step, toy_tasks, weights
 from kron_reference import KronReference, recovered
@@ -902,23 +903,68 @@ def float_tasks():
     return [[(x.float(), y) for x, y in task] for task in made("linear")[1]]
 
 
-def test_weights_in_half_precision_keep_a_state_in_float32():
-    def half(model, batch):
-        return cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
+# -- weights in half precision ---------------------------------------------------------------------------------
 
-    _, reg = trained(forward=half, change=lambda model: model.bfloat16())
-    assert {t.dtype for state in reg.protected.states.values() for t in state} == {torch.float32}
+
+def half_loss(model, batch):
+    return cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
+
+
+def in_half(**settings):
+    return trained(forward=half_loss, change=lambda model: model.bfloat16(), **settings)
+
+
+def test_weights_in_half_precision_have_anchors_as_they_are_and_all_else_in_float32():
+    _, reg = in_half()
+    for state in reg.protected.states.values():
+        assert {field for field, t in state._asdict().items() if t.dtype != torch.float32} == {"anchor"}
+    assert same(reg.anchor().values(), weights(reg.model))
     assert all(torch.isfinite(omega).all() for omega in reg.importance().values())
+
+
+@in_both_scales
+def test_nothing_is_lost_with_anchors_in_the_weights_own_precision(scale, monkeypatch):
+    found, reg = in_half(scale=scale)
+    monkeypatch.setattr(KronSurrogate, "anchors_as_weights", False)
+    expected, expected_reg = in_half(scale=scale)
+    assert expected_reg.anchor()["0.weight"].dtype == torch.float32
+    assert same(found, expected)
+    assert same(reg.importance().values(), expected_reg.importance().values())
+    assert str(reg.summary()) == str(expected_reg.summary())
+    for one in (reg, expected_reg):
+        with torch.no_grad():
+            one.model[0].weight.mul_(1.01)
+    assert reg.penalty() == expected_reg.penalty() > 0
+
+
+def test_weights_that_change_their_precision_take_their_anchors_along():
+    _, reg = in_half()
+    anchor = reg.anchor()["0.weight"]
+    reg.model.float()
+    assert reg.penalty() == 0
+    assert reg.anchor()["0.weight"].dtype == torch.float32 and torch.equal(reg.anchor()["0.weight"], anchor.float())
+
+
+def test_bytes_a_weight():
+    with torch.device("meta"):
+        layer = nn.Linear(4096, 4096, bias=False)
+    for dtype, most in ((torch.float32, 4.2), (torch.bfloat16, 2.2)):
+        (state,) = KronALASSO(layer.to(dtype)).protected.states.values()
+        assert most - 0.1 < sum(t.nbytes for t in state) / layer.weight.numel() < most
 
 
 # -- saving, copying, leaving ----------------------------------------------------------------------------------
 
 
 @in_both_scales
-@pytest.mark.parametrize("name", ["conv2d", "tied", "GRU"])
-def test_a_run_saved_within_a_task_goes_on_bit_for_bit(name, scale):
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("conv2d", DOUBLE), ("tied", DOUBLE), ("GRU", DOUBLE), ("linear", torch.bfloat16)]
+)
+def test_a_run_saved_within_a_task_goes_on_bit_for_bit(name, dtype, scale):
     def start():
         model, tasks = made(name, count=3)
+        if dtype != DOUBLE:
+            model, tasks = model.to(dtype), [[(x.to(dtype), y) for x, y in task] for task in tasks]
         optimizer = adam(model.parameters())
         return model, optimizer, KronALASSO(model, rank=3, scale=scale).attach(optimizer), tasks
 

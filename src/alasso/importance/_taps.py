@@ -364,7 +364,7 @@ class Tap:
         state = regularizer.protected.states.get(name)
         if state is None:  # it has just been thawed
             state = regularizer.protected.state_of(name, weight)
-        rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.anchor.dtype
+        rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.rows.dtype
         if is_transposed := has_inputs_as_rows(layer):
             rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
         x = next(iter((*args, *kwargs.values())))

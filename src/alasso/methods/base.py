@@ -55,6 +55,7 @@ class Surrogate(ABC, Generic[S]):
         ranges: The least and the largest number that a field may hold; any finite one if it is not named here.
         observes_path: Whether the method looks at every step of training.
         learns_from_steps: Whether it needs a task's steps even without a path.
+        anchors_as_weights: Whether anchors have the weights' own precision; else float32 at least, as all else has.
         warm_strength: By ``warm_start(scale="auto")``, Ω·d² in squared changes of the outputs; None for as measured.
     """
 
@@ -63,6 +64,7 @@ class Surrogate(ABC, Generic[S]):
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"omega": (0, math.inf)})
     observes_path: ClassVar[bool] = False
     learns_from_steps: ClassVar[bool] = False
+    anchors_as_weights: ClassVar[bool] = False
     warm_strength: ClassVar[float | None] = None
 
     @abstractmethod

@@ -144,6 +144,7 @@ class KronSurrogate(Surrogate[KronState]):
     partial: ClassVar[frozenset[str]] = frozenset({"path"})
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = dict.fromkeys(SUMS, (0, math.inf))
     learns_from_steps: ClassVar[bool] = True
+    anchors_as_weights: ClassVar[bool] = True
     warm_strength: ClassVar[float] = 1.0
 
     @property
@@ -466,7 +467,7 @@ class KronALASSO(Regularizer):
         states = {name: self.protected.state_of(name, p) for name, p in trained.items()}
         if sparse := [name for name, p in trained.items() if p.grad is not None and p.grad.is_sparse]:
             raise AlassoError(f"{sparse[0]} has a sparse gradient, which tells no factors; use sparse=False")
-        loss = self.taps.loss_scale(gradient_of, self.protected.states, next(iter(states.values())).anchor)
+        loss = self.taps.loss_scale(gradient_of, self.protected.states, next(iter(states.values())).unit)
         seen = self.taps.take(trained, states)
         for name, p in trained.items():
             state, told = states[name], None
@@ -475,7 +476,7 @@ class KronALASSO(Regularizer):
             self.notes.factors[name] = (
                 "diagonal" if p.dim() < 2 else "of its gradient" if told is None else "of the layer"
             )
-            surrogate.add_factors_(state, gradient_of(p).to(state.anchor.dtype), loss, told, weight)
+            surrogate.add_factors_(state, gradient_of(p).to(state.unit.dtype), loss, told, weight)
 
     def _check_was_trained(self) -> None:
         super()._check_was_trained()
