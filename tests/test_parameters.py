@@ -384,3 +384,8 @@ def test_the_name_of_a_module_is_no_pattern_but_what_is_meant_is_said(argument, 
         AlassoError, match=r"matches no parameter; did you mean '2\.\*', or another of 0\.weight, 0\.bias"
     ):
         SI(mlp(6, 5, 4), **{argument: pattern})
+
+
+def test_patterns_that_leave_nothing_are_refused():
+    with pytest.raises(AlassoError, match="exclude leaves nothing of the model to protect"):
+        ALASSO(nn.Linear(3, 2), include="weight", exclude="*")

@@ -52,6 +52,8 @@ class ProtectedParameters:
         self.version = 0
         self._forget_addresses()
         check_patterns(self.model, exclude=self.exclude, include=self.include)
+        if not self._chosen():
+            raise AlassoError("exclude leaves nothing of the model to protect")
         check_kinds(self._chosen())
         self.look()
 
@@ -191,26 +193,26 @@ class ProtectedParameters:
         self.states.update(states)
         self.version += 1
         self._replaced.clear()
+        if self.surrogate.anchors_as_weights:
+            for name, parameter in self:
+                self.state_of(name, parameter)  # in that precision
 
     def state_of(self, name: str, parameter: nn.Parameter) -> Any:
         """Return a parameter's state, made at first sight, on the parameter's device and in its size."""
-        state, theta = self.states.get(name), local(parameter)
+        state, theta, keeps = self.states.get(name), local(parameter), self.surrogate.anchors_as_weights
         if (
             state is None
             or state.anchor.shape != theta.shape
             or state.anchor.device != theta.device
-            or state.anchor.dtype != self._anchor_dtype(theta)
+            or state.anchor.dtype != (theta.dtype if keeps else state_dtype(theta))
         ):
-            state = self.fitted(name, state, parameter)
+            state = self._fitted(name, state, parameter)
             self.put(name, state)
         return state
 
-    def _anchor_dtype(self, theta: Tensor) -> torch.dtype:
-        return theta.dtype if self.surrogate.anchors_as_weights else state_dtype(theta)
-
     @torch.inference_mode(False)  # whoever asks: steps to come write to the state
     @torch.no_grad()
-    def fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
+    def _fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
         """Return a state on the parameter's device, in its size and precision; a fresh one for None."""
         theta = weights_of(parameter)
         if state is None:
@@ -223,8 +225,8 @@ class ProtectedParameters:
         if state.anchor.shape != theta.shape:
             check_growth(name, state.anchor.shape, theta.shape)
             state = self.surrogate.grown(state, theta)
-        state = moved_like(state, theta)
-        return state._replace(anchor=state.anchor.to(self._anchor_dtype(parameter)))
+        state, keeps = moved_like(state, theta), self.surrogate.anchors_as_weights
+        return state._replace(anchor=state.anchor.to(parameter.dtype)) if keeps else state
 
     def check_states(self, names: Iterable[str]) -> None:
         """Refuse states that are not finite: nobody could load them."""

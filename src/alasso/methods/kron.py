@@ -46,9 +46,8 @@ tasks:
     q_t = \tfrac12 \langle L_t D_t R_t, D_t \rangle
 
 with :math:`D_t` the move of task t. Factors are sketches of rank r (:mod:`alasso.importance.kronecker`), so a tensor
-keeps its anchor and some r (m + n) numbers.
-
-The family: Ritter, Botev and Barber, "Online structured Laplace approximations" (NeurIPS 2018).
+keeps its anchor and some r (m + n) numbers. The family: Ritter, Botev and Barber, "Online structured Laplace
+approximations" (NeurIPS 2018).
 """
 
 from __future__ import annotations
