@@ -18,10 +18,11 @@ test: lint
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "gpu and not slow"
 
-# Those that need TRL and bitsandbytes, which `make test` does not install.
+# Those that need TRL, its datasets, and bitsandbytes, which `make test` does not install.
 test-llm: $(VENV)/.installed-dev
 	$(INSTALL) -e '.[dev,llm]'
-	$(BIN)/python -m pytest tests/integrations/test_trl.py tests/integrations/test_language_models.py tests/test_guides.py
+	$(BIN)/python -m pytest tests/integrations/test_trl.py tests/integrations/test_language_models.py tests/test_guides.py \
+		tests/bench/data/test_rows.py
 
 # Needs the real data sets (alasso data fetch) and minutes to hours.
 test-slow: $(VENV)/.installed-dev
@@ -70,7 +71,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

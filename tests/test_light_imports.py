@@ -17,6 +17,13 @@ def test_importing_alasso_and_all_methods_imports_none_of_the_trainers():
     assert "torch" in loaded and not loaded.intersection(OPTIONAL)
 
 
+def test_torch_loads_its_compiler_only_where_a_method_is_attached():
+    """It takes as long as all of torch, in every command that reads settings, too."""
+    script = "import sys; from alasso import *; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
 def test_the_command_line_is_light_too():
     script = "import sys, alasso.bench.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

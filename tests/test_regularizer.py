@@ -158,6 +158,20 @@ def test_the_scale_by_hand(kind):
 
 
 @pytest.mark.parametrize("kind", [ALASSO, KronALASSO])
+def test_outputs_in_half_precision_have_the_same_scale(kind):
+    found = []
+    for dtype in (torch.float32, torch.float16):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 50)
+        with torch.no_grad():
+            model.weight.mul_(60)
+        reg = kind(model.to(dtype))
+        reg.warm_start([torch.randn(64, 8).to(dtype)], "mas")
+        found.append(float(reg.importance()["weight"].sum()))
+    assert found[0] == pytest.approx(found[1], rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [ALASSO, KronALASSO])
 def test_the_scale_knows_neither_the_unit_of_the_loss_nor_how_well_the_data_is_learned(kind):
     model = pretrained()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import pickle
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -15,6 +16,18 @@ from alasso._distributed import is_sharded
 from alasso.errors import AlassoError
 
 DIGEST = "digest"  # its name in a state
+
+#: What torch.load raises for what is none of its files, or a damaged one.
+UNREADABLE = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
 
 
 class Sink:

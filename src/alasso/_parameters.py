@@ -52,7 +52,7 @@ class ProtectedParameters:
         self.version = 0
         self._forget_addresses()
         check_patterns(self.model, exclude=self.exclude, include=self.include)
-        check_kinds(list(self._chosen()))
+        check_kinds(self._chosen())
         self.look()
 
     def _forget_addresses(self) -> None:
@@ -83,12 +83,15 @@ class ProtectedParameters:
         """Return all parameters of real numbers that the patterns choose, frozen ones, too."""
         return {name: parameter for name, parameter in self._chosen() if parameter.is_floating_point()}
 
-    def _chosen(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter once, by its first name, if any of its names is included, and none is excluded."""
-        left_out, wanted = ids_of(self.model, self.exclude), ids_of(self.model, self.include)
+    def _chosen(self) -> list[tuple[str, nn.Parameter]]:
+        """Return each parameter once, by its first name, if any of its names is included, and none is excluded."""
+        left_out = ids_of(self.model, self.exclude)
+        wanted = ids_of(self.model, self.include) if self.include else None
+        chosen = []
         for name, parameter in self.model.named_parameters():
-            if id(parameter) not in left_out and (not self.include or id(parameter) in wanted):
-                yield name.replace(COMPILED, ""), parameter
+            if id(parameter) not in left_out and (wanted is None or id(parameter) in wanted):
+                chosen.append((name.replace(COMPILED, ""), parameter))
+        return chosen
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return the name under which a parameter is known, None if it is not."""
@@ -101,11 +104,14 @@ class ProtectedParameters:
         assert self._names is not None
         return self._names
 
-    def look(self, at_anchors: bool = False) -> None:
+    def look(self, at_anchors: bool = False) -> dict[str, nn.Parameter]:
         """Look at the model again: parameters may have been added, unfrozen, renamed or replaced.
 
         Args:
             at_anchors: Whether the model's weights were the anchors when they were last seen.
+
+        Returns:
+            Every parameter that trains or has a past, by name.
         """
         reshard(self.model)
         named = self.named()
@@ -120,8 +126,10 @@ class ProtectedParameters:
         if self._names is None or names.keys() != self._names.keys():
             self.version += 1
         self._names = names
-        for name, parameter in self:
+        known = dict(self)
+        for name, parameter in known.items():
             self.state_of(name, parameter)
+        return known
 
     def _rename(self, named: Mapping[str, nn.Parameter]) -> None:
         """Keep what is remembered under a parameter's old name: pruning a layer, say, gives its weight another."""

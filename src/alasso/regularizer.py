@@ -206,12 +206,11 @@ class Regularizer:
         """
         self._check_was_trained()
         protected = self.protected
-        protected.look(self._is_at_anchors)
+        parameters = protected.look(self._is_at_anchors)
         with torch.enable_grad():
             measured = self.measure(loader, head)
         new_states, moves, finite = {}, {}, {}
         with torch.no_grad():
-            parameters = dict(protected)
             for name, parameter in parameters.items():
                 state, theta = self.state_at_end(name), weights_of(parameter)
                 sums = torch.stack([(theta - state.anchor).square_().sum(), getattr(state, "path", theta).sum()])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alasso.importance import kronecker as kr
 from alasso.importance._signed_gradients import signed_gradient, sizes_of_gradients
@@ -264,6 +265,23 @@ def test_sizes_of_gradients_are_of_samples_and_of_single_positions(make, given, 
     if x.dim() < 3 and isinstance(layer, nn.Linear):
         expected = torch.zeros(2, dtype=DOUBLE)
     torch.testing.assert_close(found, expected, **close)
+
+
+def test_the_size_of_many_rows_at_few_positions_takes_little_memory():
+    """As of a head of 50,000 words: no tensor of samples × rows × r."""
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            self.numel = max(self.numel, found.numel())
+            return found
+
+    layer, x, g = nn.Linear(40, 500).double(), random(6, 2, 40), random(6, 2, 500)
+    with Largest() as largest:
+        sizes_of_gradients(layer, x, g, 32, DOUBLE)
+    assert 0 < largest.numel <= g.numel()
 
 
 @every_layer

@@ -668,6 +668,22 @@ def test_a_model_without_forward_is_measured_through_its_head(method: type[Regul
     assert found[0]["body.weight"].all() and not found[0]["b.weight"].any()
 
 
+def test_a_batch_takes_one_backward_pass_for_each_class_and_no_more() -> None:
+    model, counts = nn.Linear(4, 7), []
+    x = torch.randn(5, 4)
+    for batches in (1, 3):
+        passes: list[Tensor] = []
+
+        def count(layer: nn.Module, args: object, output: Tensor, passes: list[Tensor] = passes) -> None:
+            output.register_hook(passes.append)
+
+        handle = model.register_forward_hook(count)
+        fisher(model, [x] * batches, labels="expected")
+        handle.remove()
+        counts.append(len(passes))
+    assert counts[1] - counts[0] == 2 * 7
+
+
 def test_samples_that_influence_one_another_are_refused() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3, affine=False, track_running_stats=False), nn.ReLU())

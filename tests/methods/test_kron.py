@@ -10,10 +10,13 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy, one_hot
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from alasso import AlassoError, DivergedError, KronALASSO
+from alasso.importance import _taps, fisher
 from alasso.importance.kronecker import signs
 from alasso.methods.kron import KronSurrogate
 
@@ -478,6 +481,65 @@ def test_checkpoints_keep_no_activations(use_reentrant):
     assert len(inputs) == 2
 
 
+def test_functional_calls_are_left_alone():
+    """Transforms of torch.func run as without the hooks, and what other weights tell is no factor of the model's."""
+    model, (((x, y), *_), _) = made("linear")
+    plain, own = fisher(model, [(x, y)]), dict(model.named_parameters())
+    reg = KronALASSO(model).attach(adam(model.parameters()))
+
+    def loss(weights, x, y):
+        return cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    weights = {name: p.detach() for name, p in own.items()}
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, y)
+    torch.testing.assert_close({name: g.square().mean(0) for name, g in found.items()}, plain)
+    assert torch.func.jacrev(model)(x).shape[2:] == x.shape
+    fast = {name: 2 * p for name, p in own.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's on gradients of tensors that are no leaves
+        cross_entropy(functional_call(model, fast, (x,)), y).backward()
+    assert not reg.taps.seen and reg.taps.output is None
+
+
+def test_a_gradient_in_half_precision_is_converted_once():
+    layer = nn.Linear(4, 300).bfloat16()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    _ = KronALASSO(layer).attach(optimizer)
+    converted = []
+
+    class Conversions(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten._to_copy.default and found.shape == (2, 3, 300):
+                converted.append(found.dtype)
+            return found
+
+    output = layer(torch.randn(2, 3, 4).bfloat16())
+    with Conversions():
+        output.backward(torch.ones_like(output))
+    assert converted == [torch.float32]
+
+
+def test_ranks_wait_for_the_device_once_whatever_the_number_of_layers(monkeypatch):
+    model, (((x, y), *_), _) = made("linear")
+    reg = KronALASSO(model).attach(adam(model.parameters()))
+    batch_loss(model, (x, y)).backward()
+    alone, reads = dict(reg.taps.seen), []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._local_scalar_dense.default:
+                reads.append(function)
+            return function(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(_taps, "is_distributed", lambda: True)  # of one rank
+    with Reads():
+        found = reg.taps.take({name: p for name, p in model.named_parameters() if p.dim() > 1}, reg.protected.states)
+    assert len(alone) > 1 and not reads
+    for name, of_layers in alone.items():
+        torch.testing.assert_close(found[name], list(of_layers.values()))
+
+
 def test_an_activation_that_writes_into_the_layers_output():
     def writing(model):
         model[1] = nn.ReLU(inplace=True)
@@ -486,6 +548,29 @@ def test_an_activation_that_writes_into_the_layers_output():
         model[1] = nn.ReLU()
 
     assert_alike(trained(writing), trained(not_writing))
+
+
+def test_an_input_that_is_written_to_under_autocast():
+    """The layer has a copy in bfloat16, as autocast made it."""
+
+    def writing(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = 1.0 * batch[0]
+            z = model[0](x)
+            x.zero_()
+            return cross_entropy(model[1:](z), batch[1])
+
+    def not_writing(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model[1:](model[0](batch[0])), batch[1])
+
+    def single(model):
+        model.float()
+
+    tasks = [[(x.float(), y) for x, y in task] for task in made("linear")[1]]
+    one, other = (trained(single, forward=forward, tasks=tasks) for forward in (writing, not_writing))
+    assert same(one[0], other[0])
+    assert same(one[1].importance().values(), other[1].importance().values())
 
 
 def test_channels_last():
@@ -748,6 +833,24 @@ def test_a_warm_start_measures_the_factors_and_is_no_training(labels, scale):
             torch.testing.assert_close(form.trace(), L.trace(), rtol=0.3, atol=0)
 
 
+def test_a_measured_past_keeps_its_strength_when_the_path_sets_one():
+    """The first κ is the new task's own; without it, where the loss rose along the path, the past stays."""
+    for sign in (1, -1):
+        model, tasks = made("linear")
+        optimizer = adam(model.parameters())
+        reg = KronALASSO(model, scale="path").attach(optimizer)
+        reg.warm_start(tasks[0])
+        before = {name: state.row_form[:, 0] for name, state in reg.protected.states.items() if state.anchor.dim() < 2}
+        run(model, optimizer, tasks[1])
+        states = {n: s._replace(path=sign * s.path.abs()) for n, s in reg.protected.states.items()}
+        reg.protected.put_all(states)
+        reg.consolidate()
+        for name, was in before.items():
+            kappa = states[name].path / reg.protected.states[name].below if sign > 0 else 1
+            L = recovered(torch.diag(states[name].rows[:, 0] / states[name].steps), 0).diagonal()
+            torch.testing.assert_close(reg.protected.states[name].row_form[:, 0], was + kappa * L, **close)
+
+
 # -- precision -------------------------------------------------------------------------------------------------
 
 
@@ -1006,3 +1109,9 @@ def test_training_that_diverged_is_named(since):
 def test_settings_out_of_range_are_refused(bad):
     with pytest.raises(AlassoError, match=next(iter(bad))):
         KronALASSO(nn.Linear(2, 2), **bad)
+
+
+def test_a_rank_without_any_part_of_a_small_tensor_sets_no_limit():
+    surrogate = KronALASSO(mlp(2, 2, 2)).surrogate
+    for shape in ((0, 3), (0,)):
+        assert surrogate.stiffest(surrogate.init(torch.zeros(shape))) == 0

@@ -103,6 +103,47 @@ class Stream:
         """
         return _own_stream(tasks, name, heads, torch.device(device))
 
+    @staticmethod
+    def from_hf(
+        dataset: Any,
+        *,
+        image: str = "image",
+        label: str = "label",
+        test: str = "test",
+        classes_per_task: int = 2,
+        size: int | None = None,
+        seed: int = 0,
+        name: str = "own data",
+        device: torch.device | str = "cpu",
+    ) -> Stream:
+        """Makes a stream of a data set of Hugging Face's ``datasets``, so many of its classes a task.
+
+        Each task has columns of its own. Classes that are left over go to the first tasks, one more each.
+
+        Args:
+            dataset: A DatasetDict, trained on its split ``"train"``; or one Dataset, of which a fifth of every class,
+                always the same, is tested on. Anything that iterates over rows, mappings of columns, does as well.
+            image: The column of images: Pillow's; or arrays, grey or in colour, with channels first or last. Whole
+                numbers are divided by 255, floats are taken as they are.
+            label: The column of labels: whole numbers from 0 on, or texts.
+            test: The split that is tested on.
+            classes_per_task: Classes in each task.
+            size: Images are brought to size × size pixels.
+            seed: Of the order of the classes.
+            name: What results call the data.
+            device: Where the images go, if there is room.
+
+        Returns:
+            The stream.
+
+        Raises:
+            AlassoError: A split or a column is missing, or does not hold what it should.
+        """
+        images = data.load_rows(dataset, image=image, label=label, test=test, size=size, name=name)
+        count = max(1, len(images.classes) // max(1, classes_per_task))
+        stream = split([(images, count)], classes_per_task, seed, name=name, size=size, all_classes=True, device=device)
+        return replace(stream, editions={})  # a run adds the fingerprint
+
 
 def permuted(
     images: ImageSet, count: int, seed: int, *, permute_first: bool = False, device: torch.device | str = "cpu"

@@ -147,11 +147,11 @@ def mean_over(
             raise AlassoError(f"Parameter {name!r} is not one of the model's: pass only those that are.")
     with whole(model) as stand_in:
         wholes = {name: stand_in(parameter) for name, parameter in parameters.items()}
-        one = ImportancePass(model, objective, wholes, head, chunk)
+        one = ImportancePass(model, objective, wholes, head, chunk, strength is not None)
         means = one.mean_over(loader)
     with torch.inference_mode(False):
         if strength is not None:
-            factor = strength / one.steepness.clamp(min=torch.finfo(one.steepness.dtype).tiny)
+            factor = strength / one.steepness
             if objective.magnitude is torch.abs:
                 sums = [torch.stack([mean.square().sum(), mean.sum()]) for mean in means.values()]
                 squares, total = torch.stack(sums).sum(0)

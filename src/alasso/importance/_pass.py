@@ -73,6 +73,7 @@ class ImportancePass:
         head: Applied to the model's output; None takes the output, or its attribute `logits`. Of a model without
             forward(), such as a ModuleDict, it is applied to the inputs.
         chunk: How many samples at most have their own gradients in memory at a time.
+        tells_steepness: Whether ``steepness`` is measured, too: the mean over samples of Σ_j ‖∂t_ij / ∂output‖².
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ImportancePass:
         parameters: Mapping[str, nn.Parameter],
         head: Head | None,
         chunk: int,
+        tells_steepness: bool = False,
     ) -> None:
         self.has_forward = type(model).forward is not nn.Module.forward
         if not self.has_forward and head is None:
@@ -92,6 +94,7 @@ class ImportancePass:
         if chunk < 1:
             raise AlassoError(f"chunk must be at least 1 sample, not {chunk}.")
         self.model, self.objective, self.head, self.chunk = model, objective, head, chunk
+        self.tells_steepness = tells_steepness
         self.own_names = {parameter: name for name, parameter in model.named_parameters()}
         self.parameters = dict(parameters)
         with torch.inference_mode(False):  # else only inference mode could change the sums
@@ -128,7 +131,7 @@ class ImportancePass:
             sums: What it adds to.
 
         Returns:
-            The number of samples on all ranks; ``steepness`` is the mean over them of Σ_j ‖∂t_ij / ∂output‖².
+            The number of samples on all ranks.
 
         Raises:
             AlassoError: If there are no samples, or the batches do not fit the model.
@@ -147,7 +150,7 @@ class ImportancePass:
             if total == 0:
                 raise AlassoError("The loader yielded no samples: pass a list or DataLoader with some batches.")
             self.objective.check()
-        self.steepness /= total
+        self.steepness = (self.steepness / total).clamp(min=torch.finfo(self.steepness.dtype).tiny)  # it divides
         return total
 
     def _add_batch(self, x: Inputs, y: Tensor | None) -> None:
@@ -170,7 +173,7 @@ class ImportancePass:
             self._add(missed, self._sum_by_backward(missed, x, targets))
 
     def terms_of(self, output: Any, x: Inputs, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the objective's terms and targets of a batch, and add to ``steepness``.
+        """Return the objective's terms and targets of a batch, and add to ``steepness`` where it is wanted.
 
         Raises:
             AlassoError: If the output is no tensor with a row for each sample.
@@ -184,9 +187,9 @@ class ImportancePass:
             raise AlassoError(f"The output must have a row for each of {len(x)} samples, not {tuple(output.shape)}.")
         targets = self.objective.targets(output, y)
         terms = self.objective.terms(output, targets)
-        for column in terms.unbind(1) if terms.requires_grad else ():
+        for column in terms.unbind(1) if self.tells_steepness and terms.requires_grad else ():
             (by_output,) = torch.autograd.grad(column.sum(), output, retain_graph=True)
-            self.steepness += by_output.square().sum()
+            self.steepness += at_least_single(by_output).square().sum()
         return terms, targets
 
     def _add(self, parameters: Iterable[nn.Parameter], importances: Iterable[Tensor]) -> None:

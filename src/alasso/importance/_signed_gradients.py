@@ -89,5 +89,8 @@ def sizes_of_gradients(layer: nn.Module, x: Tensor, g: Tensor, rank: int, dtype:
     if isinstance(layer, nn.Embedding) or (x.dim() < 3 and not hasattr(layer, "kernel_size")):
         return torch.zeros(2, dtype=dtype, device=g.device)
     left, right = signed_pairs(layer, x, g, rank, dtype)
-    alone = left.square().sum(-1) * right.square().sum(-1)
-    return torch.stack([(left.mT @ right).square().sum(), alone.sum()])
+    if left.shape[2] < right.shape[3]:  # few positions: ‖Σ_p l_p r_pᵀ‖² = Σ_pq (l_p · l_q) (r_p · r_q)
+        pairs = (left @ left.mT) * (right @ right.mT)
+        return torch.stack([pairs.sum(), pairs.diagonal(dim1=2, dim2=3).sum()]).clamp(min=0)  # rounding errors
+    alone = torch.linalg.vector_norm(left, dim=-1) * torch.linalg.vector_norm(right, dim=-1)
+    return torch.stack([(left.mT @ right).square().sum(), alone.square().sum()])

@@ -266,9 +266,9 @@ class Taps:
                 seen[name].setdefault(layer, Factors(rows, columns, none, rows.new_zeros(2)))
             counts = torch.stack([seen[name][layer].positions for name, layer in layers])
             add_over_ranks_([counts])
-            for (name, layer), positions in zip(layers, counts, strict=True):
+            for (name, layer), positions, is_told in zip(layers, counts, counts.tolist(), strict=True):
                 rows, columns, _, sizes = seen[name].pop(layer)
-                if positions:
+                if is_told:
                     if not is_sharded(parameters[name]):
                         add_over_ranks_([rows, columns, sizes])
                     seen[name][layer] = Factors(rows, columns, positions, sizes)
@@ -301,7 +301,7 @@ def factors_of_samples(
     """
     parameters, surrogate, taps = dict(regularizer.protected), regularizer.surrogate, regularizer.taps
     states = {name: surrogate.init(weights_of(p)) for name, p in parameters.items()}
-    measure = ImportancePass(regularizer.model, objective, parameters, head, 1)
+    measure = ImportancePass(regularizer.model, objective, parameters, head, 1, tells_steepness=True)
     generator = torch.Generator().manual_seed(0)
 
     def add(x: Inputs, y: Tensor | None) -> None:
@@ -336,20 +336,26 @@ class Tap:
     def __init__(self, regularizer: KronALASSO | None = None, name: str = "") -> None:
         self._regularizer = None if regularizer is None else ref(regularizer)
         self._name = name
+        # Not a decorator: that would load the compiler with this module, for a second.
+        self._look = None if regularizer is None else torch.compiler.disable(Tap.look)
 
     def __reduce__(self) -> Any:
         return Tap, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not torch.is_grad_enabled():
+        if self._look is not None:
+            self._look(self, layer, args, kwargs, output)
+
+    def look(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Sketches, unseen by the compiler."""
+        if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return
         regularizer = None if self._regularizer is None else self._regularizer()
         if regularizer is None or not regularizer.step_kind:
             return
         weight: nn.Parameter = layer.weight  # type: ignore[assignment]
-        if not output.requires_grad or not weight.requires_grad:
-            return
+        if not (output.requires_grad and weight.requires_grad and isinstance(weight, nn.Parameter)):
+            return  # frozen, or functional_call() has put another tensor in its place
         taps, name = regularizer.taps, self._name
         if weight.grad is None:  # what was seen belongs to a gradient that was dropped
             taps.seen.pop(name, None)
@@ -361,17 +367,19 @@ class Tap:
         rank_of_rows, rank_of_columns, dtype = rank_of(state.rows), rank_of(state.columns), state.rows.dtype
         if is_transposed := has_inputs_as_rows(layer):
             rank_of_rows, rank_of_columns = rank_of_columns, rank_of_rows
-        kept = Kept.apply(weight, next(iter((*args, *kwargs.values()))))
+        x = next(iter((*args, *kwargs.values())))
+        # Autocast keeps a copy of its own, and others may write to x.
+        kept = Kept.apply(weight, x.to(output.dtype) if x.is_floating_point() else x)
 
         def see(g: Tensor) -> None:
             (x,) = kept.grad_fn.saved_tensors
             with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
-                g = reaching(layer, x, g)
+                x, g = x.to(dtype) if x.is_floating_point() else x, reaching(layer, x, g).to(dtype)
                 told = rows_told(layer, g)
                 nearest = taps.output  # backward comes to it before all others
                 if nearest is None or nearest.name == name:
                     product = signed_gradient(layer, x, g, rank_of(state.columns), dtype)
-                    squares, terms = g.to(dtype).square().sum(), told.sum()
+                    squares, terms = torch.linalg.vector_norm(g).square(), told.sum()
                     if nearest is not None and nearest.layer is not layer:  # it has the same weight
                         squares, terms = torch.zeros_like(squares), torch.zeros_like(terms)
                     taps.see_output(Output(name, layer, product, squares, terms))

@@ -218,7 +218,7 @@ def largest(packed: Tensor) -> Tensor:
         A scalar, larger by no more than the largest ρ.
     """
     B, rho = packed[:, :-1], packed[:, -1]
-    return F.pad(B.square().sum(0), (1, 0)).max() + rho.max()
+    return F.pad(B.square().sum(0), (1, 0)).max() + F.pad(rho, (1, 0)).max()  # a rank may have none of a small tensor
 
 
 def capped(packed: Tensor, most: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
-from alasso._digest import Sink, check_digest, with_digest
+from alasso._digest import UNREADABLE, Sink, check_digest, with_digest
 from alasso._files import whole_file
 from alasso._gauge import Gauge
 from alasso.errors import AlassoError
@@ -189,8 +188,8 @@ def _check_head_told(regularizer: KronALASSO) -> None:
         return
     name = next((name for name, module in regularizer.model.named_modules() if module is head), "the output layer")
     raise AlassoError(
-        f"{name} tells nothing of the loss's scale: it is frozen (LoRA), or a fused loss takes its weight alone "
-        '(TRL, Liger, Unsloth); use KronALASSO(model, scale="path")'
+        f"{name} tells nothing of the loss's scale: it is frozen (LoRA), excluded, or a fused loss takes its weight "
+        'alone (TRL, Liger, Unsloth); use KronALASSO(model, scale="path")'
     )
 
 
@@ -250,7 +249,7 @@ def _read_state(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     if (folder / FILE).is_file():
         try:
             loaded: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        except (OSError, *UNREADABLE) as error:
             if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's word, not the unzipper's
                 raise
             raise AlassoError(f"{folder / FILE} is damaged; resume from another checkpoint") from error

@@ -287,6 +287,9 @@ class KronSurrogate(Surrogate[KronState]):
         if self.scale == "path":
             D = as_matrix(theta - s.anchor)
             above, below = s.path.clamp(min=0), 0.5 * (times(form(L), D, form(R)) * D).sum()
+            if bool((s.tasks > 0) & (s.below == 0)):  # the past was measured, and has its size: the first κ keeps it
+                below = torch.where(above > 0, below, 0.0)
+                past["past_rows"] = L + self.gamma * s.past_rows * torch.where(above > 0, below / above, 1.0)
         else:
             above, below = torch.full_like(s.unit, STRENGTH), s.unit
         past |= {"above": self.gamma * s.above + above, "below": self.gamma * s.below + below}

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from alasso.bench import results
+from alasso.bench import metrics, results
 from alasso.bench.cli import report as commands
 from alasso.bench.report.export import write
 from alasso.errors import AlassoError
@@ -39,6 +39,15 @@ def test_a_row_is_a_run_with_settings_and_measures(tmp_path, capsys):
     assert rows[FOUND[2].name]["lam"] and not rows[FOUND[0].name]["lam"]
 
 
+def test_a_row_has_the_edition_of_its_data_and_i_where_a_single_task_run_is_beside_it(tmp_path):
+    found = [made_up("si"), made_up("si", tasks=3), single := made_up("single-task")]
+    write(found, tmp_path / "runs.csv")
+    rows = read(tmp_path / "runs.csv")
+    assert [row["data.digits"] for row in rows] == ["1"] * 3
+    assert float(rows[0]["metrics.I"]) == metrics.intransigence(found[0].accuracy, single.accuracy)
+    assert rows[1]["metrics.I"] == ""
+
+
 def test_pairs_are_the_accuracy_matrix(tmp_path):
     assert write(FOUND, tmp_path / "pairs.csv", pairs=True) == 21 + 21 + 6
     rows = [row for row in read(tmp_path / "pairs.csv") if row["name"] == FOUND[2].name]
@@ -57,6 +66,16 @@ def test_parquet_holds_what_csv_holds(pairs, tmp_path):
     plain = read(tmp_path / "table.csv")
     assert [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows] == plain
     assert {type(row["lam"]) for row in rows} == {float, type(None)}  # numbers stay numbers
+
+
+def test_parquet_takes_a_column_of_several_kinds_and_an_ending_in_capitals(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra 'parquet'")
+    found = [made_up(environment={"gpu": kind, "cores": cores}) for kind, cores in ((True, 2), (0.5, 2.5))]
+    write(found, tmp_path / "TABLE.PARQUET")
+    columns = parquet.read_table(tmp_path / "TABLE.PARQUET").to_pydict()
+    assert columns["environment.gpu"] == ["True", "0.5"] and columns["environment.cores"] == [2.0, 2.5]
 
 
 def test_what_it_refuses(tmp_path, monkeypatch):

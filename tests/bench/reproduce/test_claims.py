@@ -65,6 +65,14 @@ def test_a_verdict_takes_the_level_at_which_it_is_to_be_right():
     assert claims.verdict_on(claim(at_least=-0.70), found, alpha=0.01) == UNDECIDED
 
 
+def test_an_interval_that_a_comparison_of_one_seed_leaves_open_has_no_infinite_end_in_words():
+    known = evidence({"si": [0.5, 0.51, 0.53], "ewc": [0.4, 0.41, 0.42], "alasso": [0.3]})
+    others = {"of": "x/si", "others": ["x/ewc", "x/alasso"]}
+    judged = judge(claim(how="gap_to_best_other", arguments=others, at_least=0.1), known)
+    assert judged.finding.count == 3 and judged.finding.interval().low == -math.inf
+    assert claims.interval_shown(judged) == "≤ 0.124"
+
+
 def test_many_claims_share_one_probability_of_an_error():
     """A claim that its own interval decides may stay open beside others, and be decided once others are."""
     known = evidence({"si": [0.599, 0.6, 0.601]})  # standard error 0.00058; two claims need t = 6.2, one 4.3
@@ -135,6 +143,7 @@ def test_in_words():
     many = [one(HOLDS), one(HOLDS), one(DOES_NOT_HOLD), one(UNDECIDED), one(DOES_NOT_HOLD, counted=False)]
     said = "Of 4 claims: 2 hold, 1 does not hold, 1 undecided. In brackets, not counted: 1."
     assert claims.tally_sentence(many) == said
+    assert claims.tally_sentence(many[-1:]) == "No claim here is counted: 1 in brackets."
     assert claims.verdict_in_words(many[-1]) == "(does not hold)"
     missing = ["x/si", "x/ewc", "y/si"]
     waiting = [Judged(claim(), NOT_RUN, missing=missing), Judged(claim(), NOT_RUN, apart=["x/alasso", "x/si"])]

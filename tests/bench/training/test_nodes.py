@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from alasso.bench import results
+from alasso.bench.io import Taken, taken
 from alasso.bench.training import nodes, sweep
 from alasso.bench.training.progress import Observer, Pruned, Stopped
 from alasso.errors import AlassoError, DivergedError
@@ -174,3 +175,6 @@ def test_a_worker_trains_as_the_process_that_asked_would(tmp_path, monkeypatch):
     assert results.checkpoint_path(config, tmp_path).exists()  # until who asked has written the result
     with pytest.raises(AlassoError, match=r"has alasso .*, this machine alasso 0.0: install the same on every node"):
         nodes.work(config, 8, Post, mark, 1, "alasso 0.0", how)
+    monkeypatch.setattr(nodes, "LEASE", 0.0)
+    with taken(tmp_path, config.name), pytest.raises(Taken, match=r"by another process.* \(on "):  # a search waits
+        nodes.work(config, 9, Post, mark, 1, nodes.versions(), how)

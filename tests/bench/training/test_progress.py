@@ -194,6 +194,21 @@ def test_wandb_offline_gets_every_number(tmp_path, monkeypatch):
     assert [row["task"] for row in rows if "accuracy/learned" in row and "accuracy/mean" in row] == [1, 2, 3]
 
 
+def test_wandb_keeps_runs_apart_that_train_at_the_same_time(tmp_path, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("wandb", reason="needs the extra 'wandb'")
+    for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logs = [WandbLog(tmp_path, small(seed=seed)) for seed in (0, 1)]
+        logs[0].close()
+        logs[1].tell({"loss": 1.0}, "epoch", 1)
+        logs[1].close()
+    assert len(list(tmp_path.rglob("*.wandb"))) == 2
+
+
 def test_mlflow_holds_every_number(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,15 +217,26 @@ def test_mlflow_holds_every_number(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        told_by(MlflowLog, tmp_path)
-        told_by(MlflowLog, tmp_path)  # into the same experiment
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        told_by(MlflowLog, tmp_path / "runs")  # which nobody has made
+        told_by(MlflowLog, tmp_path / "runs")  # into the same experiment
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("alasso")
     found = client.search_runs([experiment.experiment_id])
     assert len(found) == 2 and {one.info.run_name for one in found} == {small().name}
     history = {name: client.get_metric_history(found[0].info.run_id, name) for name in LAST}
     assert {name: len(values) for name, values in history.items()} == LAST
-    assert found[0].data.params["method"] == small().method and found[0].info.status == "FINISHED"
+    params = {name: str(value) for name, value in small().flat().items()}  # a column a setting
+    assert found[0].data.params == params and found[0].info.status == "FINISHED"
+
+
+def test_what_mlflow_refuses_is_one_line(tmp_path, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("mlflow", reason="needs the extra 'mlflow'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(AlassoError, match=r"^MLflow: [^\n]*$"):
+        MlflowLog(tmp_path, small())
 
 
 @pytest.mark.parametrize(

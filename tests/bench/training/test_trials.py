@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from alasso.bench import results
+from alasso.bench.learners import base as learners
 from alasso.bench.training import search, sweep, trials
 from alasso.bench.training.progress import Pruned, Stopped
-from alasso.errors import AlassoError
+from alasso.errors import AlassoError, DivergedError
 
 from run_helpers import in_process, small
 
@@ -21,9 +22,10 @@ FIELDS = {"tasks": 3, "epochs": 1, "hidden": 8}
 
 @pytest.fixture
 def searched(tmp_path):
-    file, options = tmp_path / "found.json", sweep.Options(tmp_path / "runs", device="cpu", quiet=True, resume=True)
+    file = tmp_path / "found.json"
 
-    def call(count, method="mas", values=(("lam", ("0.01", "1000")),), seeds=(0,), **changes):
+    def call(count, method="mas", values=(("lam", ("0.01", "1000")),), seeds=(0,), quiet=True, **changes):
+        options = sweep.Options(tmp_path / "runs", device="cpu", quiet=quiet, resume=True)
         arguments = ["permuted-digits", [method], list(seeds), {**FIELDS, **changes}, options, file, Console()]
         outcome = search.search(*arguments, dict(values), tpe=count)
         assert search.chosen_settings(file, "permuted-digits")[method] == outcome["chosen"][method]
@@ -85,6 +87,22 @@ def test_tpe_tries_what_it_is_told_and_a_larger_number_goes_on(searched, tmp_pat
     assert all(result.config.validation for result in results.read_all([tmp_path / "runs"]))
 
 
+def test_a_trial_that_diverges_is_not_called_stopped_early_by_whoever_chooses(searched, monkeypatch, capsys):
+    end_task = learners.Learner.end_task
+
+    def diverges(learner, t):
+        if learner.config.settings["lam"] == 50:
+            raise DivergedError("the training diverged")
+        end_task(learner, t)
+
+    monkeypatch.setattr(learners.Learner, "end_task", diverges)
+    values = (("lam", ("50",)),)
+    for _ in range(2):  # the second finds it in the journal
+        with pytest.raises(AlassoError, match=r"mas diverged with all of its settings: lam=50\.0: .*training diverged"):
+            searched(1, values=values, quiet=False)
+    assert capsys.readouterr().out.count("trial 1: lam=50.0: diverged") == 1
+
+
 def test_words_and_a_single_value_are_searched_too(searched):
     found, chosen = searched(3, "alasso", (("c", ("1",)), ("xi", ("0.1",)), ("monotone", ("true", "false"))), tasks=2)
     assert {row["monotone"] for row in found["tried"]} <= {True, False} and {row["c"] for row in found["tried"]} == {1}
@@ -96,10 +114,10 @@ def test_a_stopped_search_goes_on_with_the_settings_it_was_at(searched, monkeypa
 
     def stopped(configs, *rest, **options):
         asked.append([config.settings["lam"] for config in configs])
-        raise Stopped("task 1, epoch 1, step 1")
+        raise error
 
-    for _ in range(2):
-        with monkeypatch.context() as patched, pytest.raises(Stopped):
+    for error in (Stopped("task 1, epoch 1, step 1"), AlassoError("the disk is full")):
+        with monkeypatch.context() as patched, pytest.raises(type(error)):
             patched.setattr(sweep, "carry_out", stopped)
             searched(1, values=(("lam", ("50", "1000")),))
     found, _ = searched(1, values=(("lam", ("50", "1000")),))

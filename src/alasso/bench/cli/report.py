@@ -1,4 +1,4 @@
-"""The commands that read results: report and compare."""
+"""The commands that read results: report, export and compare."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ whether this package downloaded it or somebody laid it out by hand.
 from alasso.bench.data.datasets import CATALOG, Archive, DataFile, DataSet, FileReport, data_root, data_set, where
 from alasso.bench.data.files import check, fetch, load
 from alasso.bench.data.images import ImageSet, folder_classes, folder_edition, load_folder
+from alasso.bench.data.rows import load_rows
 
 __all__ = [
     "CATALOG",
@@ -23,5 +24,6 @@ __all__ = [
     "folder_edition",
     "load",
     "load_folder",
+    "load_rows",
     "where",
 ]

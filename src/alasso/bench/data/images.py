@@ -89,6 +89,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def fitted(image: Image.Image, size: int) -> Image.Image:
+    """Scaled so that it covers the square; what hangs over its sides is cut off."""
+    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+
 def load_folder(path: str | Path, size: int) -> ImageSet:
     """Reads a folder that has a subfolder a class.
 
@@ -175,13 +180,20 @@ def _seeded_split(root: Path) -> tuple[_ClassPaths, _ClassPaths]:
     train: _ClassPaths = {}
     test: _ClassPaths = {}
     for name, paths in _class_paths(root, at_least=2).items():
-        # RandomState's stream is frozen for good, and a fresh one a class keeps the others' split as it
-        # was when a class is added.
-        order = np.random.RandomState(_SPLIT_SEED).permutation(len(paths))
-        held_out = set(order[: max(1, round(_TEST_SHARE * len(paths)))].tolist())
-        test[name] = [picture for index, picture in enumerate(paths) if index in held_out]
-        train[name] = [picture for index, picture in enumerate(paths) if index not in held_out]
+        tested = held_out(len(paths))
+        test[name] = [picture for picture, is_tested in zip(paths, tested, strict=True) if is_tested]
+        train[name] = [picture for picture, is_tested in zip(paths, tested, strict=True) if not is_tested]
     return train, test
+
+
+def held_out(count: int) -> npt.NDArray[np.bool_]:
+    """Which of a class's examples are its test set: a fifth, at least one."""
+    # RandomState's stream is frozen for good, and a fresh one a class keeps the others' split as it was when a class
+    # is added.
+    order = np.random.RandomState(_SPLIT_SEED).permutation(count)
+    chosen = np.zeros(count, dtype=np.bool_)
+    chosen[order[: max(1, round(_TEST_SHARE * count))]] = True
+    return chosen
 
 
 def _class_paths(root: Path, at_least: int) -> _ClassPaths:
@@ -206,8 +218,7 @@ def _read(classes: _ClassPaths, size: int) -> tuple[Pixels, Labels]:
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), list(map(len, classes.values())))
 
     def square(picture: Image.Image) -> Image.Image:
-        upright = to_rgb(ImageOps.exif_transpose(picture))
-        return ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR)
+        return fitted(to_rgb(ImageOps.exif_transpose(picture)), size)
 
     return decode_all(paths, square, (3, size, size)), labels
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alasso.bench.io import check_file, write_whole
+from alasso.bench.report.aggregate import groups
 from alasso.bench.results import Result
 from alasso.errors import AlassoError
 
@@ -17,7 +18,7 @@ ENDINGS = (".csv", ".parquet")
 
 
 def row_of(result: Result) -> Row:
-    """A run: its config, with a column for each setting, its measures, and where it ran.
+    """A run: its config, with a column for each setting, its measures, its data's editions, and where it ran.
 
     Args:
         result: The run's result.
@@ -28,6 +29,7 @@ def row_of(result: Result) -> Row:
     row = {"name": result.name, **result.config.flat()}
     row |= {f"metrics.{name}": value for name, value in result.metrics.items()}
     row |= {"seconds": result.seconds, "peak_memory": result.peak_memory}
+    row |= {f"data.{name}": edition for name, edition in result.data.items()}
     row |= {f"environment.{name}": value for name, value in result.environment.items()}
     return {name: value if isinstance(value, str | int | float | None) else str(value) for name, value in row.items()}
 
@@ -63,8 +65,11 @@ def write(found: Sequence[Result], output: Path, pairs: bool = False) -> int:
     """
     check_file(output, *ENDINGS)
     rows = [row for result in found for row in (pairs_of(result) if pairs else [row_of(result)])]
+    if not pairs:  # I is measured against a single-task run, which may be among these
+        known = {r.name: i for one in groups(found) for r, i in zip(one.results, one.measures["I"], strict=True)}
+        rows = [row | {"metrics.I": known[row["name"]]} for row in rows]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    write_whole(output, as_parquet(rows, columns) if output.suffix == ".parquet" else as_csv(rows, columns))
+    write_whole(output, as_parquet(rows, columns) if output.suffix.lower() == ".parquet" else as_csv(rows, columns))
     return len(rows)
 
 
@@ -85,7 +90,8 @@ def as_parquet(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     table = {}
     for name in columns:
         values = [row.get(name) for row in rows]
-        if any(isinstance(value, str) for value in values):  # a setting may be a number in one run, "auto" in another
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and kinds != {int, float}:  # a setting may be a number in one run, "auto" in another
             values = [value if value is None else str(value) for value in values]
         table[name] = values
     content = io.BytesIO()

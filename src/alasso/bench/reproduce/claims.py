@@ -83,12 +83,7 @@ class Claim:
         '≤ 0.00001'
         """
         digits = max(digits_of(end) for end in (self.at_least, self.at_most) if math.isfinite(end))
-        low, high = number(self.at_least, digits), number(self.at_most, digits)
-        if self.at_least == -math.inf:
-            return f"≤ {high}"
-        if self.at_most == math.inf:
-            return "above 0" if self.strict else f"≥ {low}"
-        return f"{low} to {high}"
+        return "above 0" if self.strict else between(self.at_least, self.at_most, digits)
 
     @property
     def strict(self) -> bool:
@@ -102,6 +97,17 @@ class Claim:
     def of_paper(self) -> str:
         """The paper's number, or its words."""
         return self.paper if isinstance(self.paper, str) else number(self.paper)
+
+
+def between(low: float, high: float, digits: int = 3) -> str:
+    """
+    >>> between(0.1, 0.25), between(-math.inf, 0.25), between(0.1, math.inf), between(-math.inf, math.inf)
+    ('0.100 to 0.250', '≤ 0.250', '≥ 0.100', '–')
+    """
+    ends = number(low, digits), number(high, digits)
+    if low == -math.inf:
+        return f"≤ {ends[1]}" if high < math.inf else "–"
+    return f"≥ {ends[0]}" if high == math.inf else f"{ends[0]} to {ends[1]}"
 
 
 def digits_of(end: float) -> int:
@@ -283,11 +289,10 @@ def by_topic(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
 
 
 def interval_shown(one: Judged) -> str:
-    """The 95 % interval; empty where there is none."""
+    """The 95 % interval; one comparison of a single seed leaves an end open, one of all leaves nothing to show."""
     if one.finding is None or one.finding.count < 2 or math.isnan(one.finding.value):
         return "–"
-    low, high = one.finding.interval()
-    return f"{number(low)} to {number(high)}"
+    return between(*one.finding.interval())
 
 
 def shown(finding: Finding | None, digits: int = 3) -> str:
@@ -329,6 +334,8 @@ def tally_sentence(judged: Sequence[Judged]) -> str:
     ]
     alone = f" Each judged by itself, {' and '.join(by_itself)}." if by_itself else ""
     others = len(judged) - sum(found.values())
+    if not found:
+        return f"No claim here is counted: {others} in brackets."
     more = f" In brackets, not counted: {others}." if others else ""
     return f"Of {count_of(sum(found.values()), 'claim')}: {', '.join(parts)}.{alone}{more}"
 

@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import os
-import pickle
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from alasso._digest import Sink
+from alasso._digest import UNREADABLE, Sink
 from alasso.bench import sealed
 from alasso.bench.config import RunConfig
 from alasso.bench.data import editions
@@ -23,9 +22,6 @@ from alasso.bench.io import whole_file
 from alasso.bench.learners import fits
 from alasso.bench.learners.base import Learner
 from alasso.errors import AlassoError, warn
-
-#: What torch raises for what is none of its files.
-UNREADABLE = (RuntimeError, pickle.UnpicklingError, LookupError, TypeError, AttributeError, ValueError, EOFError)
 
 
 @dataclass

@@ -196,7 +196,7 @@ def work(
             return error.note, results.environment(str(torch_device(how["device"])))
         except AlassoError as error:
             if not isinstance(error, Taken) or time.monotonic() > give_up:
-                raise AlassoError(f"{error} (on {host})") from error
+                raise (Taken if isinstance(error, Taken) else AlassoError)(f"{error} (on {host})") from error
             time.sleep(1.0)  # it may have been taken by itself, on a node that is lost
 
 

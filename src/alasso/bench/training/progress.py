@@ -269,9 +269,9 @@ class WandbLog(Tracker):
             import wandb
         except ImportError as error:
             raise AlassoError("W&B is not installed: pip install 'alasso[wandb]'") from error
-        about = config.to_json()
-        try:
-            self.run: Any = wandb.init(project="alasso", name=config.name, config=about, dir=str(folder))
+        about, place = config.to_json(), str(folder)
+        try:  # on a cluster several runs train at the same time
+            self.run: Any = wandb.init(project="alasso", name=config.name, config=about, dir=place, reinit="create_new")
         except wandb.Error as error:
             raise AlassoError(f"W&B: {error}; with WANDB_MODE=offline it needs no account") from error
         for axis, names in (("epoch", ("loss", "penalty")), ("task", ("accuracy/*",))):
@@ -292,22 +292,37 @@ class MlflowLog(Tracker):
     def __init__(self, folder: Path, config: RunConfig) -> None:
         try:
             from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
         except ImportError as error:
             raise AlassoError("MLflow is not installed: pip install 'alasso[mlflow]'") from error
+        self.refusal: type[Exception] = MlflowException
+        with disk_errors_as_advice(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         beside = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-        self.client: Any = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or beside)
-        experiment = self.client.get_experiment_by_name("alasso")
-        number = experiment.experiment_id if experiment else self.client.create_experiment("alasso")
-        self.id = self.client.create_run(number, run_name=config.name).info.run_id
-        for name, value in config.to_json().items():
-            self.client.log_param(self.id, name, value)
+        with self.refused_in_a_line():
+            self.client: Any = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or beside)
+            experiment = self.client.get_experiment_by_name("alasso")
+            number = experiment.experiment_id if experiment else self.client.create_experiment("alasso")
+            self.id = self.client.create_run(number, run_name=config.name).info.run_id
+            for name, value in config.flat().items():
+                self.client.log_param(self.id, name, value)
+
+    @contextmanager
+    def refused_in_a_line(self) -> Iterator[None]:
+        """A server that is away ends the run, which resumes from its last checkpoint."""
+        try:
+            yield
+        except self.refusal as error:
+            raise AlassoError(f"MLflow: {' '.join(str(error).split()):.300}") from error
 
     def tell(self, values: dict[str, float], axis: str, number: int) -> None:
-        for name, value in values.items():
-            self.client.log_metric(self.id, name, value, step=number)
+        with self.refused_in_a_line():
+            for name, value in values.items():
+                self.client.log_metric(self.id, name, value, step=number)
 
     def close(self) -> None:
-        self.client.set_terminated(self.id)
+        with self.refused_in_a_line():
+            self.client.set_terminated(self.id)
 
 
 TRACKERS: dict[str, Callable[[Path, RunConfig], Tracker]] = {

@@ -16,15 +16,17 @@ from typing import Any
 
 from rich.console import Console
 
+from alasso.bench import results
 from alasso.bench.config import RunConfig
 from alasso.bench.io import Taken
 from alasso.bench.results import Result, as_text
 from alasso.bench.streams import Stream
 from alasso.bench.training import nodes, sweep
-from alasso.bench.training.progress import Accuracy, Observer, Pruned, Stopped
+from alasso.bench.training.progress import Accuracy, Observer, Pruned
 from alasso.errors import AlassoError
 
 JOURNAL = "optuna.journal"
+DIVERGED = "diverged"  # what the study keeps of a trial: which of its runs did, and how
 AT_RANDOM = 5  # trials before TPE has seen enough to suggest
 
 
@@ -37,6 +39,11 @@ class Tried:
     configs: list[RunConfig]
     reported: set[int] = field(default_factory=set)
     pruned: bool = False
+
+    @property
+    def words(self) -> str:
+        """The settings."""
+        return " ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def report(self, config: RunConfig, accuracy: Accuracy, tasks: int) -> int:
         """Tells Optuna the mean accuracy after each task; a seed's tasks come after those of the seeds before it."""
@@ -115,10 +122,9 @@ def search_by_trials(
     )
     room = nodes.Cluster.joined(options.ray, options.device).places // len(first) if options.ray else 1
     ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    diverged: list[str] = []
     while (left := count - len(study.get_trials(deepcopy=False, states=ended))) > 0:
         batch = [asked(optuna, study, space, configs_of) for _ in range(max(1, min(left, room)))]
-        found = {result.name: result for result in carried_out(optuna, study, batch, options, console, diverged)}
+        found = {result.name: result for result in carried_out(optuna, study, batch, options, console)}
         for tried in batch:
             whole = [found[config.name] for config in tried.configs if config.name in found]
             for result in whole:
@@ -127,14 +133,17 @@ def search_by_trials(
             score = statistics.fmean(float(r.metrics["A"] or 0) for r in whole) if state == ended[0] else None
             study.tell(tried.trial, score, state)
             if not options.quiet:
-                words = " ".join(f"{name}={value}" for name, value in tried.settings.items())
-                said = "stopped early" if score is None else f"A = {score:.3f} on held-out examples"
-                line = f"trial {tried.trial.number + 1}: {words}: {said}"
+                early = "diverged" if DIVERGED in tried.trial.user_attrs else "stopped early"
+                said = early if score is None else f"A = {score:.3f} on held-out examples"
+                line = f"trial {tried.trial.number + 1}: {tried.words}: {said}"
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
     trials = {state: study.get_trials(deepcopy=False, states=(state,)) for state in ended}
     settings = [trial.user_attrs["settings"] for trial in trials[ended[0]]]
     configs = [config for one in settings for config in configs_of({name: [value] for name, value in one.items()})]
-    notes = {"stopped_early": len(trials[ended[1]]), **({"diverged": "; ".join(diverged)} if diverged else {})}
+    diverged = [trial.user_attrs[DIVERGED] for trial in trials[ended[1]] if DIVERGED in trial.user_attrs]
+    notes: dict[str, Any] = {"stopped_early": len(trials[ended[1]]) - len(diverged)}
+    if diverged:
+        notes["diverged"] = "; ".join(dict.fromkeys(diverged))
     return list({config.name: config for config in configs}.values()), notes
 
 
@@ -156,9 +165,9 @@ def asked(
 
 
 def carried_out(
-    optuna: Any, study: Any, batch: Sequence[Tried], options: sweep.Options, console: Console, diverged: list[str]
+    optuna: Any, study: Any, batch: Sequence[Tried], options: sweep.Options, console: Console
 ) -> list[Result]:
-    """What the runs of some trials found; ``diverged`` is told which of them did."""
+    """What the runs of some trials found; the study is told which of them diverged, and which are to be tried again."""
     of = {config.name: tried for tried in batch for config in tried.configs}
     configs = list({config.name: config for tried in batch for config in tried.configs}.values())
     while True:
@@ -167,11 +176,14 @@ def carried_out(
                 configs, options, console, watch=lambda config: ByTask(study, of[config.name], config)
             )
         except sweep.SomeDiverged as error:
-            diverged.append(error.which)
+            for tried in batch:
+                notes = [path for config in tried.configs if (path := results.note_path(config, options.out)).exists()]
+                if notes:
+                    tried.trial.set_user_attr(DIVERGED, f"{tried.words}: {results.read_note(notes[0]).why}")
             return error.finished
         except Taken:
             time.sleep(1.0)  # another process was given the same settings: its result will do
-        except Stopped:
+        except BaseException:  # stopped, or the disk is full: none may stay among those that are on
             for tried in batch:
                 study.tell(tried.trial, state=optuna.trial.TrialState.FAIL)
                 study.enqueue_trial(tried.settings)
