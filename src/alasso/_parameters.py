@@ -195,23 +195,20 @@ class ProtectedParameters:
     def state_of(self, name: str, parameter: nn.Parameter) -> Any:
         """Return a parameter's state, made at first sight, on the parameter's device and in its size."""
         state, theta = self.states.get(name), local(parameter)
+        precision = theta.dtype if self.surrogate.anchors_as_weights else state_dtype(theta)
         if (
             state is None
             or state.anchor.shape != theta.shape
             or state.anchor.device != theta.device
-            or state.anchor.dtype != self._anchor_dtype(theta)
+            or state.anchor.dtype != precision
         ):
-            state = self.fitted(name, state, parameter)
+            state = self._fitted(name, state, parameter, precision)
             self.put(name, state)
         return state
 
-    def _anchor_dtype(self, theta: Tensor) -> torch.dtype:
-        return theta.dtype if self.surrogate.anchors_as_weights else state_dtype(theta)
-
     @torch.inference_mode(False)  # whoever asks: steps to come write to the state
     @torch.no_grad()
-    def fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
-        """Return a state on the parameter's device, in its size and precision; a fresh one for None."""
+    def _fitted(self, name: str, state: Any, parameter: nn.Parameter, precision: torch.dtype) -> Any:
         theta = weights_of(parameter)
         if state is None:
             state = self.surrogate.init(theta)
@@ -224,7 +221,7 @@ class ProtectedParameters:
             check_growth(name, state.anchor.shape, theta.shape)
             state = self.surrogate.grown(state, theta)
         state = moved_like(state, theta)
-        return state._replace(anchor=state.anchor.to(self._anchor_dtype(parameter)))
+        return state._replace(anchor=state.anchor.to(precision))
 
     def check_states(self, names: Iterable[str]) -> None:
         """Refuse states that are not finite: nobody could load them."""

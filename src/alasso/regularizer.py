@@ -219,7 +219,7 @@ class Regularizer:
                     move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
                     state = state._replace(moves=state.moves + move / max(parameter.numel(), 1))
                 new = protected.surrogate.consolidate(state, theta, measured.get(name))
-                new_states[name] = protected.fitted(name, new, parameter)
+                new_states[name] = new._replace(anchor=new.anchor.to(state.anchor.dtype))
                 stiffness = protected.surrogate.typical_stiffness(new)
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
