@@ -193,27 +193,24 @@ class ProtectedParameters:
         self.states.update(states)
         self.version += 1
         self._replaced.clear()
-        if self.surrogate.anchors_as_weights:
-            for name, parameter in self:
-                self.state_of(name, parameter)  # in that precision
 
     def state_of(self, name: str, parameter: nn.Parameter) -> Any:
         """Return a parameter's state, made at first sight, on the parameter's device and in its size."""
-        state, theta, keeps = self.states.get(name), local(parameter), self.surrogate.anchors_as_weights
+        state, theta = self.states.get(name), local(parameter)
+        precision = theta.dtype if self.surrogate.anchors_as_weights else state_dtype(theta)
         if (
             state is None
             or state.anchor.shape != theta.shape
             or state.anchor.device != theta.device
-            or state.anchor.dtype != (theta.dtype if keeps else state_dtype(theta))
+            or state.anchor.dtype != precision
         ):
-            state = self._fitted(name, state, parameter)
+            state = self._fitted(name, state, parameter, precision)
             self.put(name, state)
         return state
 
     @torch.inference_mode(False)  # whoever asks: steps to come write to the state
     @torch.no_grad()
-    def _fitted(self, name: str, state: Any, parameter: nn.Parameter) -> Any:
-        """Return a state on the parameter's device, in its size and precision; a fresh one for None."""
+    def _fitted(self, name: str, state: Any, parameter: nn.Parameter, precision: torch.dtype) -> Any:
         theta = weights_of(parameter)
         if state is None:
             state = self.surrogate.init(theta)
@@ -225,8 +222,8 @@ class ProtectedParameters:
         if state.anchor.shape != theta.shape:
             check_growth(name, state.anchor.shape, theta.shape)
             state = self.surrogate.grown(state, theta)
-        state, keeps = moved_like(state, theta), self.surrogate.anchors_as_weights
-        return state._replace(anchor=state.anchor.to(parameter.dtype)) if keeps else state
+        state = moved_like(state, theta)
+        return state._replace(anchor=state.anchor.to(precision))
 
     def check_states(self, names: Iterable[str]) -> None:
         """Refuse states that are not finite: nobody could load them."""

@@ -218,8 +218,9 @@ class Regularizer:
                 if "moves" in state._fields:  # of all shards, which a rank's own consolidation does not see
                     move = noisy_move(moves[name], drop, self.notes.steepest.get(name))
                     state = state._replace(moves=state.moves + move / max(parameter.numel(), 1))
-                new_states[name] = protected.surrogate.consolidate(state, theta, measured.get(name))
-                stiffness = protected.surrogate.typical_stiffness(new_states[name])
+                new = protected.surrogate.consolidate(state, theta, measured.get(name))
+                new_states[name] = new._replace(anchor=new.anchor.to(state.anchor.dtype))
+                stiffness = protected.surrogate.typical_stiffness(new)
                 finite[name] = torch.stack([moves[name], *stiffness]).sum()
         # Check all of the new state before the old one is replaced.
         importance = ((name, protected.surrogate.importance(state)) for name, state in new_states.items())

@@ -469,9 +469,8 @@ class KronALASSO(Regularizer):
         loss = self.taps.loss_scale(gradient_of, self.protected.states, next(iter(states.values())).unit)
         seen = self.taps.take(trained, states)
         for name, p in trained.items():
-            state, told = states[name], None
-            if seen[name] and not is_sharded(p):  # a shard is a matrix of its own
-                told = joined(seen[name])
+            state = states[name]
+            told = joined(seen[name]) if seen[name] and not is_sharded(p) else None  # a shard is a matrix of its own
             self.notes.factors[name] = (
                 "diagonal" if p.dim() < 2 else "of its gradient" if told is None else "of the layer"
             )
