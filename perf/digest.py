@@ -82,7 +82,7 @@ def main() -> None:
         for name, of in found.items()
     ]
     table(f"A checkpoint of {options.megabytes} MB", ["digest", *found["none"]], rows)
-    options.folder = str(options.folder)
+    options.folder = None  # of this machine
     keep("digest", options, {"digests": found})
 
 

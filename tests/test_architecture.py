@@ -13,9 +13,9 @@ import measure_code
 #: The house was built within 12,000 lines, 4,200 in the core, and 85 modules. What has been added since has its room:
 #: KronALASSO, the summary, tuning, the gauge; checks of files and states.
 LIMITS = {
-    "code lines": 15_000,
-    "code lines of the core": 5_500,
-    "modules": 110,
+    "code lines": 14_000,
+    "code lines of the core": 5_250,
+    "modules": 105,
     "lines of a module": 500,
     "imports inside functions": 25,
     "deepest inheritance": 3,
