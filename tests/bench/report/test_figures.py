@@ -51,7 +51,7 @@ def test_bars_say_which_runs_they_leave_out():
     few = [made_up(method) for method in ("alasso", "si", "ewc")]
     more = [*few, made_up("mas"), made_up("sgd")]
     many = [*more, made_up("vcl"), made_up("imm-mode")]
-    why = "the paper's four methods alone"
+    why = "the paper's methods and KronALASSO alone"
     for shown, said in ((few, ""), (more, f"{why}, not drawn: MAS, SGD"), (many, f"{why}: 4 other runs are not drawn")):
         (axes,) = figures.task_bars(shown).axes
         html = page.build(Collected(shown, []))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 #: Lines in the figure of single tasks over time, the oldest task first.
 SHADES = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151")
-BAR_METHODS = ("single-task", "ewc", "si", "alasso")
+BAR_METHODS = ("single-task", "ewc", "si", "alasso", "kron-alasso")
 EVERY = 5  # bars at every fifth task, as in the paper
 MOST_NAMED = 3  # runs that a figure says it does not draw
 LEAST_VALUES = 3  # of a setting that make a line
@@ -190,7 +190,7 @@ def task_bars(results: Sequence[Result]) -> Figure | None:
 
 
 def bar_groups(section: Section) -> list[Group]:
-    """The paper's four methods; of a sweep, what it shows at first."""
+    """The paper's four methods and KronALASSO; of a sweep, what it shows at first."""
     if section.is_sweep:
         return section.headline
     return [section.standard[method] for method in BAR_METHODS if method in section.standard]
@@ -202,8 +202,8 @@ def not_drawn(section: Section) -> str:
     if not others:
         return ""
     if len(others) > MOST_NAMED:
-        return f"the paper's four methods alone: {len(others)} other runs are not drawn"
-    return f"the paper's four methods alone, not drawn: {', '.join(others)}"
+        return f"the paper's methods and KronALASSO alone: {len(others)} other runs are not drawn"
+    return f"the paper's methods and KronALASSO alone, not drawn: {', '.join(others)}"
 
 
 @style()
