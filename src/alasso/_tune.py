@@ -1,4 +1,4 @@
-"""Which strength of the past is best: a few trainings of a loop of one's own, scored on held-out data.
+"""Which strength of the past is best: a few trainings of your own loop, scored on held-out data.
 
 Only the strength is searched, ``c`` or ``lam``: it is what differs most between models, and accuracy over its logarithm
 has one hill. The climb begins where :meth:`Regularizer.summary` calls the first task's past balanced, which costs no
